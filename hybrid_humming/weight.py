@@ -1,0 +1,275 @@
+"""Weights between the stages: CanonicalWeight (one code a byte, readable) and QWeight (packed for a kernel).
+
+Shapes without an expert axis; with E experts every tensor but the transform's gains a leading [E].
+
+    codes            [N, K]    uint8, the stored unsigned code of each weight
+    scale            [R, C]    in the spec's scale format; [R, C] = spec.scale_shape(N, K): [1, 1], [N, 1], [N, K/G] or blocks
+    zero_point       [R, C]    uint8 codes ("int"), or a float in code units; value = (code_value - zero_point) * scale
+    secondary_scale  [1] | [N] fp32
+    input_scale      [1]       fp32, static scale of the activations (x = code * input_scale)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hybrid_humming.dtypes import parse_format
+from hybrid_humming.errors import DtypeError, LayoutError, ShapeError, ValueRangeError
+from hybrid_humming.spec import PackLayout, Spec
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InputTransform:
+    """What happens to x [..., K] before the product, in this order.
+
+    pre_quant_scale  [K]  x is multiplied by it, channel by channel (AWQ's and ModelOpt's name)
+    hadamard         int  orthonormal Walsh-Hadamard transform over blocks of this size along K
+    permutation      [K]  int32; column k of what the product reads is column permutation[k] of x (act-order)
+    """
+
+    pre_quant_scale: Tensor | None = None
+    hadamard: int | None = None
+    permutation: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.hadamard is not None and (self.hadamard < 2 or self.hadamard & (self.hadamard - 1)):
+            raise ShapeError(f"hadamard block {self.hadamard}: must be a power of two of at least 2")
+        if self.permutation is not None and self.permutation.dtype != torch.int32:
+            raise DtypeError(f"permutation is {self.permutation.dtype}; it must be int32 [K]")
+
+    def to(self, device: torch.device | str) -> InputTransform:
+        """Return the transform with its tensors on `device`."""
+        return dataclasses.replace(
+            self, pre_quant_scale=_move(self.pre_quant_scale, device), permutation=_move(self.permutation, device)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CanonicalWeight:
+    """A quantized weight in the clear: what importers make and packers read. Shapes as the module's head says.
+
+    block_offset  (n, k) of this weight's first element inside the block grid of the tensor that it was cut from;
+                  only block granularity reads it (a shard that starts inside a block)
+    """
+
+    spec: Spec
+    codes: Tensor
+    scale: Tensor
+    zero_point: Tensor | None = None
+    secondary_scale: Tensor | None = None
+    input_scale: Tensor | None = None
+    bias: Tensor | None = None
+    transform: InputTransform | None = None
+    block_offset: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        _check_canonical(self)
+
+    @property
+    def experts(self) -> int:
+        """Number of experts; 0 for a dense weight."""
+        return self.codes.shape[0] if self.codes.dim() == 3 else 0
+
+    @property
+    def n(self) -> int:
+        """Output features."""
+        return self.codes.shape[-2]
+
+    @property
+    def k(self) -> int:
+        """Reduction size."""
+        return self.codes.shape[-1]
+
+    @property
+    def scale_shape(self) -> tuple[int, int]:
+        """[R, C] of the scale, with the partial blocks that `block_offset` adds."""
+        return scale_shape(self.spec, self.n, self.k, self.block_offset)
+
+    def replace(self, **changes: Any) -> CanonicalWeight:
+        """Return a weight with the named fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def to(self, device: torch.device | str) -> CanonicalWeight:
+        """Return the weight with every tensor on `device`."""
+        return _move_fields(self, device)
+
+    def validate(self) -> CanonicalWeight:
+        """Return self; raise ValueRangeError naming the first NaN or infinite scale, or the first code out of range."""
+        top = 2**self.spec.bits
+        if self.codes.numel() and int(self.codes.max()) >= top:
+            raise ValueRangeError(f"codes reach {int(self.codes.max())}, but {self.spec.weight} has codes 0..{top - 1}")
+        for name in ("scale", "zero_point", "secondary_scale", "input_scale"):
+            tensor = getattr(self, name)
+            if tensor is None or not tensor.is_floating_point():
+                continue
+            bad = ~torch.isfinite(tensor.float())
+            if bad.any():
+                where = tuple(int(i) for i in bad.nonzero()[0])
+                raise ValueRangeError(
+                    f"{name}{list(where)} is {float(tensor[where].float())} ({int(bad.sum())} of {bad.numel()} are not finite); "
+                    "a NaN scale poisons its whole group: fix the checkpoint, or load with validate=False to let it through"
+                )
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QWeight:
+    """A packed weight. `qweight` holds the codes in the order that `layout` names; the small tensors beside it are laid
+    out by the same packer (see `pack/<family>.py`). Made by `hh.quantize`, `hh.load` or `hh.pack`; immutable."""
+
+    spec: Spec
+    layout: PackLayout
+    qweight: Tensor
+    scale: Tensor
+    zero_point: Tensor | None = None
+    secondary_scale: Tensor | None = None
+    input_scale: Tensor | None = None
+    transform: InputTransform | None = None
+    block_offset: tuple[int, int] = (0, 0)
+
+    @property
+    def n(self) -> int:
+        """Output features (logical)."""
+        return self.layout.n
+
+    @property
+    def k(self) -> int:
+        """Reduction size (logical)."""
+        return self.layout.k
+
+    @property
+    def experts(self) -> int:
+        """Number of experts; 0 for a dense weight."""
+        return self.layout.experts
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Logical shape of the weight that was packed, [N, K] or [E, N, K]."""
+        return (self.experts, self.n, self.k) if self.experts else (self.n, self.k)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the packed bytes lie."""
+        return self.qweight.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor by name, those of the transform too; what a state dict holds."""
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.transform is not None:
+            found["pre_quant_scale"] = self.transform.pre_quant_scale
+            found["permutation"] = self.transform.permutation
+        return {name: t for name, t in found.items() if isinstance(t, Tensor)}
+
+    def to(self, device: torch.device | str) -> QWeight:
+        """Return the weight on `device`, bytes and layout unchanged (`hh.repack` chooses the layout anew)."""
+        return _move_fields(self, device)
+
+    def replace(self, **changes: Any) -> QWeight:
+        """Return a weight with the named fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def __repr__(self) -> str:
+        return f"QWeight({self.spec}, {list(self.shape)}, {self.layout.family}, {self.nbytes} bytes, {self.device})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What one scan of a weight's data found; lets `choose_layout` pick a faster encoding of the same values.
+
+    lowest_code_unused  no symmetric integer code is the lowest (-8 of int4)
+    scale_exponent_min, scale_exponent_max  range of floor(log2(scale)) over the nonzero scales; None if all are zero
+    """
+
+    lowest_code_unused: bool = False
+    scale_exponent_min: int | None = None
+    scale_exponent_max: int | None = None
+
+
+def scan(weight: CanonicalWeight) -> Facts:
+    """Return the Facts of `weight`; reads every code once."""
+    lowest = weight.spec.weight_format.kind == "int" and weight.codes.numel() > 0 and int(weight.codes.min()) > 0
+    scale = weight.scale.float().abs()
+    scale = scale[torch.isfinite(scale) & (scale > 0)]
+    if not scale.numel():
+        return Facts(lowest_code_unused=lowest)
+    exponent = torch.frexp(scale)[1] - 1
+    return Facts(
+        lowest_code_unused=lowest, scale_exponent_min=int(exponent.min()), scale_exponent_max=int(exponent.max())
+    )
+
+
+def scale_shape(spec: Spec, n: int, k: int, block_offset: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+    """Return [R, C] of the scale of a weight [n, k] whose first element lies at `block_offset` inside the block grid."""
+    if spec.granularity != "block" or spec.block is None:
+        return spec.scale_shape(n, k)
+    (block_n, block_k), (off_n, off_k) = spec.block, block_offset
+    return -(-(n + off_n % block_n) // block_n), -(-(k + off_k % block_k) // block_k)
+
+
+def _check_canonical(weight: CanonicalWeight) -> None:
+    spec, codes = weight.spec, weight.codes
+    if codes.dtype != torch.uint8:
+        raise DtypeError(f"codes are {codes.dtype}; they must be uint8, one unsigned code a byte")
+    if codes.dim() not in (2, 3):
+        raise ShapeError(f"codes are {list(codes.shape)}; they must be [N, K] or [E, N, K]")
+    lead = tuple(codes.shape[:-2])
+    want = (*lead, *weight.scale_shape)
+    if tuple(weight.scale.shape) != want:
+        raise ShapeError(f"scale is {list(weight.scale.shape)}; '{spec}' on weight {list(codes.shape)} needs {list(want)}")
+    if weight.scale.dtype != spec.scale_format.torch_storage:
+        raise DtypeError(
+            f"scale is {weight.scale.dtype}; '{spec}' stores it as {spec.scale_format.torch_storage}: "
+            "convert it, or name its format in the spec (g128:fp32)"
+        )
+    if (weight.zero_point is not None) != spec.has_zero_point:
+        have = "a" if weight.zero_point is not None else "no"
+        raise ShapeError(f"{have} zero point was given, but the spec is '{spec}'")
+    if weight.zero_point is not None:
+        dtype = torch.uint8 if spec.zero_point == "int" else parse_format(str(spec.zero_point)).torch_storage
+        if tuple(weight.zero_point.shape) != want or weight.zero_point.dtype != dtype:
+            raise ShapeError(
+                f"zero_point is {weight.zero_point.dtype} {list(weight.zero_point.shape)}; "
+                f"'{spec}' needs {dtype} {list(want)}"
+            )
+    _check_secondary(weight, lead)
+
+
+def _check_secondary(weight: CanonicalWeight, lead: tuple[int, ...]) -> None:
+    spec, secondary = weight.spec, weight.secondary_scale
+    if (secondary is not None) != (spec.secondary is not None):
+        have = "a" if secondary is not None else "no"
+        raise ShapeError(f"{have} secondary scale was given, but the spec is '{spec}'")
+    if secondary is not None:
+        want = (*lead, 1 if spec.secondary == "tensor" else weight.n)
+        if tuple(secondary.shape) != want or secondary.dtype != torch.float32:
+            raise ShapeError(
+                f"secondary_scale is {secondary.dtype} {list(secondary.shape)}; '{spec}' needs float32 {list(want)}"
+            )
+    if weight.bias is not None and tuple(weight.bias.shape) != (*lead, weight.n):
+        raise ShapeError(f"bias is {list(weight.bias.shape)}; this weight needs {[*lead, weight.n]}")
+    if weight.block_offset != (0, 0) and spec.granularity != "block":
+        raise LayoutError(f"block_offset {weight.block_offset} has no meaning for '{spec}'")
+
+
+def _move(tensor: Tensor | None, device: torch.device | str) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)
+
+
+def _move_fields(value: Any, device: torch.device | str) -> Any:
+    moved = {
+        f.name: getattr(value, f.name).to(device)
+        for f in dataclasses.fields(value)
+        if isinstance(getattr(value, f.name), Tensor | InputTransform)
+    }
+    return dataclasses.replace(value, **moved)
