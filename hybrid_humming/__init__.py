@@ -1,0 +1,30 @@
+"""Quantized GEMM for LLM inference: ``y = x @ dequantize(W).T``, dense and mixture-of-experts.
+
+    import hybrid_humming as hh
+
+Names are loaded on first use, so importing this package imports neither torch's GPU side nor Triton, builds nothing and
+touches no GPU.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module of hybrid_humming that defines it. The one place where the public interface is listed.
+_PUBLIC: dict[str, str] = {}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    """Return the public object ``name``, importing its module the first time."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'hybrid_humming' has no attribute {name!r}")
+    value = getattr(import_module(f"hybrid_humming.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

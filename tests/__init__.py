@@ -1,0 +1,1 @@
+"""Tests of hybrid_humming; the tiers are explained in CONTRIBUTING.md."""
