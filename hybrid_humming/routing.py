@@ -1,11 +1,11 @@
 """Routing: which rows go to which expert, in the forms that the mixture-of-experts kernels read.
 
-    topk_ids      [T, top_k] int32   expert of each token's slot; an id outside 0..E-1 adds nothing
-    topk_weights  [T, top_k] fp32    factor of each slot in the final sum
-    indexed       rows stay in token order; `sorted_ids` lists flat slots (token * top_k + slot) expert by expert,
-                  each expert padded to `block_m` with T * top_k; `expert_ids` names the expert of each block
-    grouped       rows sorted by expert; `offsets` [E + 1] are prefix sums of the row counts
-    masked        [E, R] rows; `counts` [E] of them are live
+topk_ids      [T, top_k] int32   expert of each token's slot; an id outside 0..E-1 adds nothing
+topk_weights  [T, top_k] fp32    factor of each slot in the final sum
+indexed       rows stay in token order; `sorted_ids` lists flat slots (token * top_k + slot) expert by expert,
+              each expert padded to `block_m` with T * top_k; `expert_ids` names the expert of each block
+grouped       rows sorted by expert; `offsets` [E + 1] are prefix sums of the row counts
+masked        [E, R] rows; `counts` [E] of them are live
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class Routing:
         counts = torch.bincount(key, minlength=num_experts + 1)[:num_experts]
         padded = (counts + block_m - 1) // block_m * block_m
         start = padded.cumsum(0) - padded
-        rank = torch.arange(flat.numel(), device=flat.device) - (counts.cumsum(0) - counts)[key[order].clamp(max=num_experts - 1)]
+        rank = (
+            torch.arange(flat.numel(), device=flat.device)
+            - (counts.cumsum(0) - counts)[key[order].clamp(max=num_experts - 1)]
+        )
         keep = live[order]
         sorted_ids = torch.full((int(padded.sum()),), flat.numel(), dtype=torch.int32, device=flat.device)
         sorted_ids[(start[key[order].clamp(max=num_experts - 1)] + rank)[keep]] = order[keep].int()

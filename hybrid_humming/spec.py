@@ -263,9 +263,7 @@ class PackLayout:
 
     def __str__(self) -> str:
         tail = f":e{self.experts}" if self.experts else ""
-        return (
-            f"{self.family}.v{self.version}:{self.encoding}:{self.n}x{self.k}:{self.padded_n}x{self.padded_k}{tail}"
-        )
+        return f"{self.family}.v{self.version}:{self.encoding}:{self.n}x{self.k}:{self.padded_n}x{self.padded_k}{tail}"
 
     @classmethod
     def parse(cls, text: str) -> PackLayout:
@@ -331,7 +329,9 @@ def _fill_defaults(spec: Spec) -> None:
 def _check_weight(spec: Spec) -> None:
     fmt, zero = spec.weight_format, spec.zero_point
     if fmt.kind in ("wide", "scale"):
-        raise SpecError(f"{fmt} is no weight format; allowed are int1..int8, uint1..uint8 and signed eXmY of 8 bits or fewer")
+        raise SpecError(
+            f"{fmt} is no weight format; allowed are int1..int8, uint1..uint8 and signed eXmY of 8 bits or fewer"
+        )
     if spec.granularity not in WEIGHT_GRANULARITIES:
         raise SpecError(
             f"weight granularity {spec.granularity!r}: allowed are tensor, channel, gG and bNxK"
@@ -364,7 +364,9 @@ def _check_extent(spec: Spec) -> None:
             f"granularity {spec.granularity} with group_size={spec.group_size}: a group needs a group_size, others take none"
         )
     if (spec.granularity == "block") != (spec.block is not None):
-        raise SpecError(f"granularity {spec.granularity} with block={spec.block}: a block needs (N, K), others take none")
+        raise SpecError(
+            f"granularity {spec.granularity} with block={spec.block}: a block needs (N, K), others take none"
+        )
     if spec.group_size is not None:
         _check_group("group_size", spec.group_size)
     if spec.block is not None:
@@ -417,7 +419,9 @@ def _parse_line(line: str) -> dict[str, Any]:
     body, arrow, out = line.partition("->")
     halves = re.split(r"\s+x\s+", body.strip())
     if len(halves) != 2 or (arrow and not out.strip()):
-        raise SpecError(f"can't read spec {line!r}: expected 'weight x activation [-> out]', such as 'int4 g128 x bf16'")
+        raise SpecError(
+            f"can't read spec {line!r}: expected 'weight x activation [-> out]', such as 'int4 g128 x bf16'"
+        )
     fields = _parse_half(line, halves[0].split(), activation=False)
     fields |= _parse_half(line, halves[1].split(), activation=True)
     if arrow:
@@ -440,7 +444,9 @@ def _parse_half(line: str, words: list[str], *, activation: bool) -> dict[str, A
         return fields
     tail = _TAIL.match(rest[0])
     if tail is None:
-        raise SpecError(f"can't read {rest[0]!r} in spec {line!r}: expected tensor, channel, token, gG or bNxK, then [:scale][+secondary]")
+        raise SpecError(
+            f"can't read {rest[0]!r} in spec {line!r}: expected tensor, channel, token, gG or bNxK, then [:scale][+secondary]"
+        )
     kind = tail["granularity"]
     if kind[0] == "g":
         fields[f"{prefix}granularity"], fields[f"{prefix}group_size"] = "group", int(kind[1:])

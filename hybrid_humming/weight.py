@@ -226,7 +226,9 @@ def _check_canonical(weight: CanonicalWeight) -> None:
     lead = tuple(codes.shape[:-2])
     want = (*lead, *weight.scale_shape)
     if tuple(weight.scale.shape) != want:
-        raise ShapeError(f"scale is {list(weight.scale.shape)}; '{spec}' on weight {list(codes.shape)} needs {list(want)}")
+        raise ShapeError(
+            f"scale is {list(weight.scale.shape)}; '{spec}' on weight {list(codes.shape)} needs {list(want)}"
+        )
     if weight.scale.dtype != spec.scale_format.torch_storage:
         raise DtypeError(
             f"scale is {weight.scale.dtype}; '{spec}' stores it as {spec.scale_format.torch_storage}: "
