@@ -1,0 +1,1 @@
+"""Compiling and launching kernels; the only place that does either."""

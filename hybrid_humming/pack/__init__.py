@@ -1,0 +1,48 @@
+"""CanonicalWeight <-> QWeight: one module a layout family, each with `pack` and `unpack`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from hybrid_humming.errors import LayoutError
+from hybrid_humming.spec import PackLayout
+from hybrid_humming.weight import CanonicalWeight, QWeight
+
+FAMILIES = ("portable", "hopper")
+
+
+def pack(weight: CanonicalWeight, layout: PackLayout) -> QWeight:
+    """Return `weight` packed in `layout`; every value is kept. Raises LayoutError when the two don't fit."""
+    if (layout.n, layout.k, layout.experts) != (weight.n, weight.k, weight.experts):
+        raise LayoutError(
+            f"layout {layout} is for {[layout.experts, layout.n, layout.k]}, but the weight is "
+            f"{[weight.experts, weight.n, weight.k]} (experts, N, K); choose a layout for this weight"
+        )
+    tensors: dict[str, Any] = _module(layout).pack(weight, layout)
+    return QWeight(
+        spec=weight.spec,
+        layout=layout,
+        input_scale=weight.input_scale,
+        transform=weight.transform,
+        block_offset=weight.block_offset,
+        **tensors,
+    )
+
+
+def unpack(qweight: QWeight) -> CanonicalWeight:
+    """Return the canonical weight that was packed, equal in every code, scale and zero point."""
+    weight: CanonicalWeight = _module(qweight.layout).unpack(qweight)
+    return weight
+
+
+def _module(layout: PackLayout) -> Any:
+    if layout.family not in FAMILIES:
+        raise LayoutError(f"unknown layout family {layout.family!r}; this version knows {', '.join(FAMILIES)}")
+    module = importlib.import_module(f"hybrid_humming.pack.{layout.family}")
+    if layout.version != module.VERSION:
+        raise LayoutError(
+            f"layout {layout.family} version {layout.version}: this version of hybrid_humming reads version "
+            f"{module.VERSION}; pack the checkpoint again (hh.load from the original files)"
+        )
+    return module

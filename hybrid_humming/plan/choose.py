@@ -1,0 +1,149 @@
+"""choose_layout, once when weights load; choose_plan, per bucket of M. Pure functions of values, no tensors."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from hybrid_humming.device import DeviceInfo
+from hybrid_humming.errors import FallbackRefused, LayoutError, PlanError, UnsupportedProblem
+from hybrid_humming.plan.fallback import fallback_reason
+from hybrid_humming.plan.registry import kernel, kernels, layouts
+from hybrid_humming.plan.tuned import tuned
+from hybrid_humming.plan.types import Candidate, KernelEntry, Plan, Rejection
+from hybrid_humming.spec import PackLayout, Problem, Spec
+from hybrid_humming.weight import Facts
+
+MAX_BUCKET = 16384
+
+
+def m_bucket(m: int) -> int:
+    """Return the M that a plan is made for: the next power of two, at most MAX_BUCKET."""
+    return min(MAX_BUCKET, 1 << max(0, m - 1).bit_length())
+
+
+def choose_layout(
+    spec: Spec, n: int, k: int, device: DeviceInfo, *, experts: int = 0, facts: Facts | None = None, family: str | None = None
+) -> PackLayout:
+    """Return the layout in which to pack a weight [n, k] for `device`; `family` asks for one by name."""
+    spec.check_shape(n, k)
+    reasons = []
+    for entry in layouts():
+        if family is not None and entry.family != family:
+            continue
+        reason = entry.reject(spec, n, k, device)
+        if reason is None:
+            return entry.make(spec, n, k, experts, device, facts or Facts())
+        reasons.append(f"{entry.family}: {reason}")
+    known = ", ".join(e.family for e in layouts())
+    raise LayoutError(f"no layout holds '{spec}' [{n}, {k}] for {device.name}: {'; '.join(reasons) or f'known are {known}'}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Everything that choosing a plan looked at: candidates cheapest first, and the rejected kernels."""
+
+    problem: Problem
+    layout: PackLayout
+    device: DeviceInfo
+    candidates: tuple[Candidate, ...]
+    rejections: tuple[Rejection, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def survey(problem: Problem, layout: PackLayout, device: DeviceInfo) -> Choice:
+    """Return the candidates for `problem`, cheapest first, with each other kernel's reason. M is bucketed."""
+    problem = problem.replace(m=m_bucket(problem.m))
+    candidates, rejections = [], []
+    for entry in kernels():
+        reason = _reject(entry, problem, layout, device)
+        if reason is not None:
+            rejections.append(Rejection(kernel=entry.name, reason=reason))
+            continue
+        tiles = list(entry.tiles(problem, layout, device))
+        if not tiles:
+            rejections.append(Rejection(kernel=entry.name, reason="no tile of this kernel fits the problem"))
+        for tile in tiles:
+            cost = entry.cost_us(tile, problem, layout, device)
+            candidates.append(Candidate(entry=entry, tile=tile, cost_us=cost))
+    candidates.sort(key=lambda c: (c.cost_us, c.entry.name, str(c.tile)))
+    measured = tuned(problem, device)
+    if measured is not None and not problem.batch_invariant:
+        candidates = _prefer(measured, candidates, problem, layout, device)
+    return Choice(
+        problem=problem, layout=layout, device=device, candidates=tuple(candidates), rejections=tuple(rejections)
+    )
+
+
+def choose_plan(problem: Problem, layout: PackLayout, device: DeviceInfo, *, fallback: str = "allow") -> Plan:
+    """Return the plan for `problem`; `fallback="error"` admits only kernels that multiply the activation's own format.
+
+    Raises UnsupportedProblem with every kernel's reason, or FallbackRefused.
+    """
+    choice = survey(problem, layout, device)
+    problem = choice.problem
+    for candidate in choice.candidates:
+        multiplies = candidate.entry.multiplies(problem, device)
+        if fallback == "error" and multiplies != problem.spec.activation:
+            continue
+        return make_plan(candidate, problem, layout, device)
+    if choice.candidates:
+        entry = choice.candidates[0].entry
+        reason = fallback_reason(problem.spec.activation, entry.multiplies(problem, device), device)
+        raise FallbackRefused(
+            f"{problem} on {device.name}: {reason}; allow it with Options(fallback='allow'), or choose another activation format"
+        )
+    reasons = "\n".join(f"  {r.kernel}: {r.reason}" for r in choice.rejections)
+    raise UnsupportedProblem(f"no kernel runs {problem} in layout {layout.family} on {device.name}:\n{reasons}")
+
+
+def make_plan(candidate: Candidate, problem: Problem, layout: PackLayout, device: DeviceInfo) -> Plan:
+    """Return the plan that runs `candidate`."""
+    entry, multiplies = candidate.entry, candidate.entry.multiplies(problem, device)
+    return Plan(
+        kernel=entry.name,
+        tile=candidate.tile,
+        multiplies=multiplies,
+        fallback=fallback_reason(problem.spec.activation, multiplies, device),
+        workspace_bytes=entry.workspace(candidate.tile, problem, layout, device),
+        cost_us=candidate.cost_us,
+        source=candidate.source,
+    )
+
+
+def check_plan(plan: Plan, problem: Problem, layout: PackLayout, device: DeviceInfo) -> Plan:
+    """Return a user's plan with what follows from its tile filled in for this very M; raises PlanError with the number that breaks it."""
+    entry = kernel(plan.kernel)
+    reason = _reject(entry, problem, layout, device) or entry.check(plan.tile, problem, layout, device)
+    if reason is not None:
+        raise PlanError(f"{plan} can't run {problem} on {device.name}: {reason}")
+    multiplies = entry.multiplies(problem, device)
+    return plan.replace(
+        source=plan.source,
+        multiplies=multiplies,
+        fallback=fallback_reason(problem.spec.activation, multiplies, device),
+        workspace_bytes=entry.workspace(plan.tile, problem, layout, device),
+    )
+
+
+def _reject(entry: KernelEntry, problem: Problem, layout: PackLayout, device: DeviceInfo) -> str | None:
+    if entry.device != device.kind:
+        return f"runs on {entry.device}, not on {device.kind}"
+    if entry.family not in ("*", layout.family):
+        return f"reads the {entry.family} layout, the weight is packed as {layout.family}"
+    return entry.reject(problem, layout, device)
+
+
+def _prefer(
+    measured: tuple[str, object, float],
+    candidates: list[Candidate],
+    problem: Problem,
+    layout: PackLayout,
+    device: DeviceInfo,
+) -> list[Candidate]:
+    name, tile, us = measured
+    entry = next((e for e in kernels() if e.name == name), None)
+    if entry is None or _reject(entry, problem, layout, device) or entry.check(tile, problem, layout, device):  # type: ignore[arg-type]
+        return candidates
+    first = Candidate(entry=entry, tile=tile, cost_us=us, source="tuned")  # type: ignore[arg-type]
+    return [first, *[c for c in candidates if (c.entry, c.tile) != (entry, tile)]]

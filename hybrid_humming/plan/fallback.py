@@ -1,0 +1,44 @@
+"""What multiplies in place of an activation format that a GPU can't: one table for every family.
+
+A substitute holds every value of the format exactly, except that bf16 on a GPU without bf16 tensor cores
+is multiplied by fp32 FMA. The first substitute that the device multiplies is the one used.
+"""
+
+from __future__ import annotations
+
+from hybrid_humming.device import DeviceInfo
+
+SUBSTITUTES: dict[str, tuple[str, ...]] = {
+    "fp16": ("fp32",),
+    "bf16": ("fp32",),
+    "e4m3": ("bf16", "fp16"),
+    "e5m2": ("bf16", "fp16"),
+    "e3m4": ("bf16", "fp16"),
+    "e2m3": ("e4m3", "bf16", "fp16"),
+    "e3m2": ("e4m3", "bf16", "fp16"),
+    "e2m1": ("e4m3", "bf16", "fp16"),
+    "e0m3": ("int8", "e4m3", "bf16", "fp16"),
+    "int8": ("bf16", "fp16"),
+    "int4": ("int8", "bf16", "fp16"),
+}
+
+
+def operand_format(activation: str, device: DeviceInfo) -> str:
+    """Return the format in which `device` multiplies `activation`: itself, or the first substitute that it can."""
+    if device.multiplies(activation):
+        return activation
+    return next((f for f in SUBSTITUTES[activation] if device.multiplies(f)), "fp32")
+
+
+def fallback_reason(activation: str, multiplies: str, device: DeviceInfo) -> str:
+    """Return why `multiplies` stands in for `activation`, or an empty string when nothing does."""
+    if activation == multiplies:
+        return ""
+    if device.multiplies(activation):
+        return f"{activation} activations are multiplied as {multiplies}: no kernel for {activation} operands fits this problem"
+    return f"{activation} activations are multiplied as {multiplies}: {device.name} (sm_{device.sm}) has no {activation} tensor cores"
+
+
+def fallback_table(devices: list[DeviceInfo]) -> list[tuple[str, list[str]]]:
+    """Return rows (activation format, operand format on each device), for the docs and `doctor`."""
+    return [(fmt, [operand_format(fmt, d) for d in devices]) for fmt in SUBSTITUTES]

@@ -1,0 +1,38 @@
+"""The kernels and layouts that planning may choose from. Catalogs register theirs once; `ops` sees to it."""
+
+from __future__ import annotations
+
+from hybrid_humming.errors import PlanError, did_you_mean
+from hybrid_humming.plan.types import KernelEntry, LayoutEntry
+
+_kernels: dict[str, KernelEntry] = {}
+_layouts: dict[str, LayoutEntry] = {}
+
+
+def register_kernel(entry: KernelEntry) -> None:
+    """Add a kernel; a second one of the same name must be the same value."""
+    if _kernels.setdefault(entry.name, entry) != entry:
+        raise PlanError(f"a kernel called {entry.name!r} is registered already; give this one a name of its own")
+
+
+def register_layout(entry: LayoutEntry) -> None:
+    """Add a layout family; a second one of the same name must be the same value."""
+    if _layouts.setdefault(entry.family, entry) != entry:
+        raise PlanError(f"a layout family {entry.family!r} is registered already; give this one a name of its own")
+
+
+def kernels() -> tuple[KernelEntry, ...]:
+    """Return every registered kernel, in the order of registration."""
+    return tuple(_kernels.values())
+
+
+def layouts() -> tuple[LayoutEntry, ...]:
+    """Return every registered layout family, the most preferred first."""
+    return tuple(sorted(_layouts.values(), key=lambda e: (-e.preference, e.family)))
+
+
+def kernel(name: str) -> KernelEntry:
+    """Return the kernel called `name`; raises PlanError with the nearest name."""
+    if name not in _kernels:
+        raise PlanError(f"unknown kernel {name!r}; registered are {', '.join(_kernels)}.{did_you_mean(name, _kernels)}")
+    return _kernels[name]
