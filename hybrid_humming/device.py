@@ -102,7 +102,8 @@ def _table() -> dict[str, DeviceInfo]:
 @functools.cache
 def _probe(index: int) -> DeviceInfo:
     """Read the card; rates and bandwidth come from the table's entry of that name, or the nearest of the same SM."""
-    props = torch.cuda.get_device_properties(index)
+    # torch's annotations lack fields that the object has since 2.5.
+    props: Any = torch.cuda.get_device_properties(index)
     sm = props.major * 10 + props.minor
     table = _table()
     key = _key(props.name)
@@ -111,7 +112,9 @@ def _probe(index: int) -> DeviceInfo:
     if inside:
         base = table[max(inside, key=len)]
     else:
-        same = [d for d in table.values() if d.sm == sm] or [d for d in table.values() if d.sm and d.sm // 10 == sm // 10]
+        same = [d for d in table.values() if d.sm == sm] or [
+            d for d in table.values() if d.sm and d.sm // 10 == sm // 10
+        ]
         if not same:
             raise DeviceError(f"{props.name} has SM {sm}; none of its kind is in devices.json: pass a DeviceInfo")
         base = min(same, key=lambda d: abs(d.sm_count - props.multi_processor_count))
