@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def lint(folder: Path) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()",
-         "--no-cache", "--no-logo", "--config", str(folder / "pyproject.toml")],
+         "--no-cache", "--no-logo", str(folder / "pyproject.toml")],
         cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(folder)},
     )  # fmt: skip
 
