@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SIDE = Path(os.environ.get("HYBRID_HUMMING_SIDE_TRITONS", ROOT / ".cache" / "tritons"))  # scripts/test fills it
+SIDE = Path(os.environ.get("SIDE_TRITONS", ROOT / ".cache" / "tritons"))  # scripts/test fills it
 INSTALLED = "installed"
 SIDE_VERSIONS = ("3.6.0", "3.9.0")
 TRITONS = (INSTALLED, *SIDE_VERSIONS)
