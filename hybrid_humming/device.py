@@ -48,9 +48,7 @@ class DeviceInfo:
         table = _table()
         key = _key(name)
         if key not in table:
-            raise DeviceError(
-                f"unknown device {name!r}; known are {', '.join(sorted(table))}.{did_you_mean(key, table)}"
-            )
+            raise DeviceError(f"unknown device {name!r}; known are {', '.join(sorted(table))}.{did_you_mean(key, table)}")
         return table[key]
 
     @classmethod
@@ -112,9 +110,7 @@ def _probe(index: int) -> DeviceInfo:
     if inside:
         base = table[max(inside, key=len)]
     else:
-        same = [d for d in table.values() if d.sm == sm] or [
-            d for d in table.values() if d.sm and d.sm // 10 == sm // 10
-        ]
+        same = [d for d in table.values() if d.sm == sm] or [d for d in table.values() if d.sm and d.sm // 10 == sm // 10]
         if not same:
             raise DeviceError(f"{props.name} has SM {sm}; none of its kind is in devices.json: pass a DeviceInfo")
         base = min(same, key=lambda d: abs(d.sm_count - props.multi_processor_count))

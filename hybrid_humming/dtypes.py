@@ -156,9 +156,7 @@ def from_torch(dtype: torch.dtype) -> ElementFormat:
 def _registry() -> dict[str, ElementFormat]:
     formats = [ElementFormat(f"int{b}", "int", b, signed=True, largest=float(2 ** (b - 1) - 1)) for b in range(1, 9)]
     formats += [ElementFormat(f"uint{b}", "uint", b, largest=float(2**b - 1)) for b in range(1, 9)]
-    formats += [
-        ElementFormat(f"e0m{y}", "float", 1 + y, 0, y, signed=True, largest=float(2**y - 1)) for y in range(1, 8)
-    ]
+    formats += [ElementFormat(f"e0m{y}", "float", 1 + y, 0, y, signed=True, largest=float(2**y - 1)) for y in range(1, 8)]
     for bits in range(3, 9):
         for x in range(1, bits):
             formats.append(_signed_float(x, bits - 1 - x))

@@ -46,10 +46,7 @@ class Routing:
         counts = torch.bincount(key, minlength=num_experts + 1)[:num_experts]
         padded = (counts + block_m - 1) // block_m * block_m
         start = padded.cumsum(0) - padded
-        rank = (
-            torch.arange(flat.numel(), device=flat.device)
-            - (counts.cumsum(0) - counts)[key[order].clamp(max=num_experts - 1)]
-        )
+        rank = torch.arange(flat.numel(), device=flat.device) - (counts.cumsum(0) - counts)[key[order].clamp(max=num_experts - 1)]
         keep = live[order]
         sorted_ids = torch.full((int(padded.sum()),), flat.numel(), dtype=torch.int32, device=flat.device)
         sorted_ids[(start[key[order].clamp(max=num_experts - 1)] + rank)[keep]] = order[keep].int()

@@ -329,9 +329,7 @@ def _fill_defaults(spec: Spec) -> None:
 def _check_weight(spec: Spec) -> None:
     fmt, zero = spec.weight_format, spec.zero_point
     if fmt.kind in ("wide", "scale"):
-        raise SpecError(
-            f"{fmt} is no weight format; allowed are int1..int8, uint1..uint8 and signed eXmY of 8 bits or fewer"
-        )
+        raise SpecError(f"{fmt} is no weight format; allowed are int1..int8, uint1..uint8 and signed eXmY of 8 bits or fewer")
     if spec.granularity not in WEIGHT_GRANULARITIES:
         raise SpecError(
             f"weight granularity {spec.granularity!r}: allowed are tensor, channel, gG and bNxK"
@@ -345,8 +343,7 @@ def _check_weight(spec: Spec) -> None:
             raise SpecError(f"secondary scale {spec.secondary!r}: allowed are tensor and channel")
         if spec.granularity == "tensor" or spec.granularity == spec.secondary:
             raise SpecError(
-                f"a {spec.secondary} secondary scale on top of a {spec.granularity} scale adds nothing; "
-                "multiply the two into one"
+                f"a {spec.secondary} secondary scale on top of a {spec.granularity} scale adds nothing; multiply the two into one"
             )
     if zero is not None and fmt.kind != "uint":
         raise SpecError(f"{fmt} takes no zero point: only uint1..uint8 do; write uint{fmt.bits} ... zp")
@@ -364,9 +361,7 @@ def _check_extent(spec: Spec) -> None:
             f"granularity {spec.granularity} with group_size={spec.group_size}: a group needs a group_size, others take none"
         )
     if (spec.granularity == "block") != (spec.block is not None):
-        raise SpecError(
-            f"granularity {spec.granularity} with block={spec.block}: a block needs (N, K), others take none"
-        )
+        raise SpecError(f"granularity {spec.granularity} with block={spec.block}: a block needs (N, K), others take none")
     if spec.group_size is not None:
         _check_group("group_size", spec.group_size)
     if spec.block is not None:
@@ -409,9 +404,7 @@ def _check_activation(spec: Spec) -> None:
 
 
 # ---- text ----
-_TAIL = re.compile(
-    r"(?P<granularity>tensor|channel|token|g-?\d+|b\d+x\d+)(?::(?P<scale>\w+))?(?:\+(?P<secondary>\w+))?$"
-)
+_TAIL = re.compile(r"(?P<granularity>tensor|channel|token|g-?\d+|b\d+x\d+)(?::(?P<scale>\w+))?(?:\+(?P<secondary>\w+))?$")
 _ZERO = re.compile(r"zp(?::(?P<format>\w+))?$")
 
 
@@ -419,9 +412,7 @@ def _parse_line(line: str) -> dict[str, Any]:
     body, arrow, out = line.partition("->")
     halves = re.split(r"\s+x\s+", body.strip())
     if len(halves) != 2 or (arrow and not out.strip()):
-        raise SpecError(
-            f"can't read spec {line!r}: expected 'weight x activation [-> out]', such as 'int4 g128 x bf16'"
-        )
+        raise SpecError(f"can't read spec {line!r}: expected 'weight x activation [-> out]', such as 'int4 g128 x bf16'")
     fields = _parse_half(line, halves[0].split(), activation=False)
     fields |= _parse_half(line, halves[1].split(), activation=True)
     if arrow:

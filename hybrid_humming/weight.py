@@ -204,9 +204,7 @@ def scan(weight: CanonicalWeight) -> Facts:
     if not scale.numel():
         return Facts(lowest_code_unused=lowest)
     exponent = torch.frexp(scale)[1] - 1
-    return Facts(
-        lowest_code_unused=lowest, scale_exponent_min=int(exponent.min()), scale_exponent_max=int(exponent.max())
-    )
+    return Facts(lowest_code_unused=lowest, scale_exponent_min=int(exponent.min()), scale_exponent_max=int(exponent.max()))
 
 
 def scale_shape(spec: Spec, n: int, k: int, block_offset: tuple[int, int] = (0, 0)) -> tuple[int, int]:
@@ -226,9 +224,7 @@ def _check_canonical(weight: CanonicalWeight) -> None:
     lead = tuple(codes.shape[:-2])
     want = (*lead, *weight.scale_shape)
     if tuple(weight.scale.shape) != want:
-        raise ShapeError(
-            f"scale is {list(weight.scale.shape)}; '{spec}' on weight {list(codes.shape)} needs {list(want)}"
-        )
+        raise ShapeError(f"scale is {list(weight.scale.shape)}; '{spec}' on weight {list(codes.shape)} needs {list(want)}")
     if weight.scale.dtype != spec.scale_format.torch_storage:
         raise DtypeError(
             f"scale is {weight.scale.dtype}; '{spec}' stores it as {spec.scale_format.torch_storage}: "
@@ -241,8 +237,7 @@ def _check_canonical(weight: CanonicalWeight) -> None:
         dtype = torch.uint8 if spec.zero_point == "int" else parse_format(str(spec.zero_point)).torch_storage
         if tuple(weight.zero_point.shape) != want or weight.zero_point.dtype != dtype:
             raise ShapeError(
-                f"zero_point is {weight.zero_point.dtype} {list(weight.zero_point.shape)}; "
-                f"'{spec}' needs {dtype} {list(want)}"
+                f"zero_point is {weight.zero_point.dtype} {list(weight.zero_point.shape)}; '{spec}' needs {dtype} {list(want)}"
             )
     _check_secondary(weight, lead)
 
@@ -255,9 +250,7 @@ def _check_secondary(weight: CanonicalWeight, lead: tuple[int, ...]) -> None:
     if secondary is not None:
         want = (*lead, 1 if spec.secondary == "tensor" else weight.n)
         if tuple(secondary.shape) != want or secondary.dtype != torch.float32:
-            raise ShapeError(
-                f"secondary_scale is {secondary.dtype} {list(secondary.shape)}; '{spec}' needs float32 {list(want)}"
-            )
+            raise ShapeError(f"secondary_scale is {secondary.dtype} {list(secondary.shape)}; '{spec}' needs float32 {list(want)}")
     if weight.bias is not None and tuple(weight.bias.shape) != (*lead, weight.n):
         raise ShapeError(f"bias is {list(weight.bias.shape)}; this weight needs {[*lead, weight.n]}")
     if weight.block_offset != (0, 0) and spec.granularity != "block":

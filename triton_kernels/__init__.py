@@ -2,6 +2,5 @@
 
 if __name__ != "hybrid_humming.triton_kernels":
     raise ImportError(
-        f"imported as {__name__!r}; this folder is hybrid_humming.triton_kernels "
-        "(the bare name is Triton's own package)"
+        f"imported as {__name__!r}; this folder is hybrid_humming.triton_kernels (the bare name is Triton's own package)"
     )

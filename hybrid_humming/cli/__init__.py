@@ -25,8 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         import typer
     except ImportError as missing:
         print(
-            f"hybrid-humming needs the package {missing.name}, which the extra `cli` brings: "
-            "pip install 'hybrid-humming[cli]'",
+            f"hybrid-humming needs the package {missing.name}, which the extra `cli` brings: pip install 'hybrid-humming[cli]'",
             file=sys.stderr,
         )
         return EXIT_USAGE

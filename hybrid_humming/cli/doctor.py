@@ -144,9 +144,7 @@ def _look_at_caches(report: Report) -> None:
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir() or not _writable(parent):
-        report.problems.append(
-            f"the cache folder {folder} can't be written: set HYBRID_HUMMING_CACHE_DIR to one that can"
-        )
+        report.problems.append(f"the cache folder {folder} can't be written: set HYBRID_HUMMING_CACHE_DIR to one that can")
 
 
 def _writable(folder: Path) -> bool:
@@ -182,9 +180,7 @@ def show(report: Report) -> None:
 
     section("Versions", report.versions)
     section("Optional", report.optional)
-    gpus = {
-        f"GPU {g['index']}": f"{g['name']}, sm_{g['sm']}, {g['sm_count']} SMs, {g['memory_gb']} GB" for g in report.gpus
-    }
+    gpus = {f"GPU {g['index']}": f"{g['name']}, sm_{g['sm']}, {g['sm_count']} SMs, {g['memory_gb']} GB" for g in report.gpus}
     section("Devices", gpus or {"GPU": "none"})
     section("Compilers", report.compilers)
     section("Caches", {name: f"{c['path']} ({c['files']} files, {c['mb']} MB)" for name, c in report.caches.items()})

@@ -61,9 +61,7 @@ def compile_triton(
     index = {name: i for i, name in enumerate(kernel.arg_names)}
     attrs = {(index[name],): [["tt.divisibility", 16]] for name in aligned}
     kinds = {name: signature.get(name, "constexpr") for name in kernel.arg_names}
-    source = (source_type or ASTSource)(
-        kernel, kinds, {(index[name],): value for name, value in constants.items()}, attrs
-    )
+    source = (source_type or ASTSource)(kernel, kinds, {(index[name],): value for name, value in constants.items()}, attrs)
     launch = {"num_warps": num_warps, "num_stages": num_stages, **(options or {})}
     try:
         built = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=launch)

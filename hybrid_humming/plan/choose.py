@@ -70,9 +70,7 @@ def survey(problem: Problem, layout: PackLayout, device: DeviceInfo) -> Choice:
     measured = tuned(problem, device)
     if measured is not None and not problem.batch_invariant:
         candidates = _prefer(measured, candidates, problem, layout, device)
-    return Choice(
-        problem=problem, layout=layout, device=device, candidates=tuple(candidates), rejections=tuple(rejections)
-    )
+    return Choice(problem=problem, layout=layout, device=device, candidates=tuple(candidates), rejections=tuple(rejections))
 
 
 def choose_plan(problem: Problem, layout: PackLayout, device: DeviceInfo, *, fallback: str = "allow") -> Plan:
@@ -112,7 +110,7 @@ def make_plan(candidate: Candidate, problem: Problem, layout: PackLayout, device
 
 
 def check_plan(plan: Plan, problem: Problem, layout: PackLayout, device: DeviceInfo) -> Plan:
-    """Return a user's plan with what follows from its tile filled in for this very M; raises PlanError with the number that breaks it."""
+    """Return a user's plan with what follows from its tile filled in for this M; PlanError names the number that breaks it."""
     entry = kernel(plan.kernel)
     reason = _reject(entry, problem, layout, device) or entry.check(plan.tile, problem, layout, device)
     if reason is not None:

@@ -26,7 +26,7 @@ class Explanation:
         lines = [
             f"{problem.replace(m=self.m)} on {device.name} (sm_{device.sm}, {device.sm_count} SMs)",
             f"layout      {choice.layout}",
-            f"kernel      {plan.kernel}  ({entry.status}; {entry.note})" if entry.note else f"kernel      {plan.kernel}  ({entry.status})",
+            f"kernel      {plan.kernel}  ({entry.status}{'; ' + entry.note if entry.note else ''})",
             f"tile        {plan.tile}",
             f"multiplies  {plan.multiplies}" + (f"  (fallback: {plan.fallback})" if plan.fallback else ""),
             f"cost        {plan.cost_us:.3g} us ({plan.source}), bound by {bound_by(problem, device, plan.multiplies)}, "
@@ -51,9 +51,7 @@ class Explanation:
             "device": choice.device.name,
             "layout": str(choice.layout),
             "plan": dataclasses.asdict(self.plan),
-            "runners_up": [
-                {"kernel": c.entry.name, "tile": str(c.tile), "cost_us": c.cost_us} for c in choice.candidates[1:]
-            ],
+            "runners_up": [{"kernel": c.entry.name, "tile": str(c.tile), "cost_us": c.cost_us} for c in choice.candidates[1:]],
             "rejected": [{"kernel": r.kernel, "reason": r.reason} for r in choice.rejections],
         }
 

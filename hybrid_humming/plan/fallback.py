@@ -36,7 +36,9 @@ def fallback_reason(activation: str, multiplies: str, device: DeviceInfo) -> str
         return ""
     if device.multiplies(activation):
         return f"{activation} activations are multiplied as {multiplies}: no kernel for {activation} operands fits this problem"
-    return f"{activation} activations are multiplied as {multiplies}: {device.name} (sm_{device.sm}) has no {activation} tensor cores"
+    return (
+        f"{activation} activations are multiplied as {multiplies}: {device.name} (sm_{device.sm}) has no {activation} tensor cores"
+    )
 
 
 def fallback_table(devices: list[DeviceInfo]) -> list[tuple[str, list[str]]]:

@@ -1,6 +1,6 @@
 """Measured choices: `plan/tuned/<device>.json`, written by `hybrid_humming.tuning`, read here.
 
-    {"rows": [{"spec": "int4 g128 x bf16", "n": 8192, "k": 8192, "m": 16, "kernel": "...", "tile": {...}, "us": 13.6}]}
+{"rows": [{"spec": "int4 g128 x bf16", "n": 8192, "k": 8192, "m": 16, "kernel": "...", "tile": {...}, "us": 13.6}]}
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ def tuned(problem: Problem, device: DeviceInfo) -> Row | None:
 
 @functools.cache
 def _table(device: str) -> dict[tuple[str, int, int, int], Row]:
-    file = resources.files("hybrid_humming").joinpath("plan", "tuned", f"nvidia-{device}.json")
+    file = resources.files("hybrid_humming") / "plan" / "tuned" / f"nvidia-{device}.json"
     if not file.is_file():
         return {}
     rows = json.loads(file.read_text())["rows"]
-    return {
-        (r["spec"], r["n"], r["k"], r["m"]): (r["kernel"], Tile().replace(**r["tile"]), float(r["us"])) for r in rows
-    }
+    return {(r["spec"], r["n"], r["k"], r["m"]): (r["kernel"], Tile().replace(**r["tile"]), float(r["us"])) for r in rows}

@@ -102,9 +102,7 @@ class Plan:
         """Return the plan as canonical JSON (sorted keys, defaults of the tile left out)."""
         fields = dataclasses.asdict(self)
         fields["tile"] = {
-            f.name: getattr(self.tile, f.name)
-            for f in dataclasses.fields(self.tile)
-            if getattr(self.tile, f.name) != f.default
+            f.name: getattr(self.tile, f.name) for f in dataclasses.fields(self.tile) if getattr(self.tile, f.name) != f.default
         }
         return json.dumps(fields, sort_keys=True)
 

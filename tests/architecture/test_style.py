@@ -22,9 +22,7 @@ CHECKERS = {
 
 @pytest.mark.parametrize("name", CHECKERS)
 def test_checker_is_content(name):
-    done = subprocess.run(
-        [sys.executable, "-m", *CHECKERS[name]], cwd=ROOT, capture_output=True, text=True, timeout=280
-    )
+    done = subprocess.run([sys.executable, "-m", *CHECKERS[name]], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
