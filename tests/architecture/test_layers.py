@@ -8,10 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def lint(folder: Path) -> subprocess.CompletedProcess:
+def lint(folder: Path, *options: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()",
-         "--no-cache", "--no-logo", str(folder / "pyproject.toml")],
+         "--no-cache", "--no-logo", *options, str(folder / "pyproject.toml")],
         cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(folder)},
     )  # fmt: skip
 
@@ -35,7 +35,7 @@ def test_the_linter_sees_the_kernel_packages_and_catches_a_wrong_import(tmp_path
     (tmp_path / "triton_kernels" / "decode.py").write_text("from hybrid_humming.cuda_kernels import patch\n")
     (tmp_path / "cuda_kernels" / "patch.py").write_text("")
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    done = lint(tmp_path)
+    done = lint(tmp_path, "--contract", "layers")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "hybrid_humming.dtypes -> hybrid_humming.triton_kernels.decode" in done.stdout
     assert "hybrid_humming.triton_kernels.decode -> hybrid_humming.cuda_kernels.patch" in done.stdout
@@ -48,6 +48,6 @@ def test_every_module_has_a_line_in_the_contract(tmp_path):
     (package / "__init__.py").write_text("")
     (package / "stray.py").write_text("")
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    done = lint(tmp_path)
+    done = lint(tmp_path, "--contract", "layers")
     assert done.returncode == 1
     assert "stray" in done.stdout
