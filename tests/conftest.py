@@ -25,7 +25,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     # Tests write neither to the user's caches nor read what an earlier run left there.
-    os.environ.setdefault("HYBRID_HUMMING_CACHE_DIR", tempfile.mkdtemp(prefix="hybrid_humming_tests_"))
+    cache = tempfile.TemporaryDirectory(prefix="hybrid_humming_tests_")
+    config.add_cleanup(cache.cleanup)
+    os.environ["HYBRID_HUMMING_CACHE_DIR"] = cache.name
     os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / ".cache" / "triton" / "tests"))
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores

@@ -3,61 +3,38 @@
 import dataclasses
 import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 import time
 import traceback
 from collections import Counter
 from pathlib import Path
 
+import triton
+
+from hybrid_humming.jit.compile import Compiled, disassemble
 from tests.compile.harness import Built, Source
 
 MNEMONIC = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)", re.M)
 
 
-def tool(name: str) -> str:
-    """Path of a CUDA tool that this Triton ships."""
-    import triton
-
-    return os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", name)
-
-
-def resource_usage(cubin: Path, entry: str) -> tuple[int, int, int]:
-    """(registers, stack bytes, static shared bytes) of one kernel."""
-    text = subprocess.run([tool("cuobjdump"), "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
-    found = re.search(rf"Function {re.escape(entry)}:\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
-    if not found:
-        raise RuntimeError(f"cuobjdump names no function {entry}: {text}")
-    return int(found[1]), int(found[2]), int(found[3])
-
-
-def describe(kernel, folder: Path, seconds: float) -> Built:
-    """Read a compiled kernel of Triton, or an object with cubin, entry and shared_bytes."""
-    import triton
-
+def describe(kernel: Compiled, folder: Path, seconds: float) -> Built:
     folder.mkdir()
-    asm = getattr(kernel, "asm", None) or {"cubin": kernel.cubin, "ptx": getattr(kernel, "ptx", "")}
-    entry = kernel.metadata.name if hasattr(kernel, "metadata") else kernel.entry
-    for form in [form for form in asm if form != "sass"]:
-        text = asm[form]
+    for form, text in kernel.asm.items():
         (folder / f"kernel.{form}").write_bytes(text if isinstance(text, bytes) else str(text).encode())
-    cubin = folder / "kernel.cubin"
-    registers, stack_bytes, static_bytes = resource_usage(cubin, entry)
-    sass = subprocess.run([tool("cuobjdump"), "-sass", cubin], capture_output=True, text=True, check=True).stdout
+    (folder / "kernel.cubin").write_bytes(kernel.cubin)
+    sass = disassemble(kernel.cubin)
     (folder / "kernel.sass").write_text(sass)
-    shared_bytes = kernel.metadata.shared if hasattr(kernel, "metadata") else getattr(kernel, "shared_bytes", 0)
     return Built(
         ok=True,
         triton=triton.__version__,
         seconds=round(seconds, 3),
-        entry=entry,
-        registers=registers,
-        shared_bytes=max(shared_bytes, static_bytes),
-        stack_bytes=stack_bytes,
+        entry=kernel.entry,
+        registers=kernel.registers,
+        shared_bytes=kernel.shared_bytes,
+        stack_bytes=kernel.spill_bytes,
         sass=dict(Counter(MNEMONIC.findall(sass))),
-        ptx=str(asm["ptx"]),
+        ptx=str(kernel.asm.get("ptx", "")),
         folder=str(folder),
     )
 

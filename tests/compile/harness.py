@@ -14,14 +14,16 @@ A job names a builder, ``module:function``, and its keyword arguments (plain JSO
 process and returns what to compile:
 
     Source(fn, signature, constexprs, sm, divisible=(...), num_warps=4, num_stages=3)    a kernel and how to compile it
-    a compiled kernel of Triton, or any object with ``cubin`` and ``entry``              already compiled by other code
+    a jit.Compiled                                                                       already compiled by other code
 
 The child has the repository root and this Triton first on its path, no interpreter, and a Triton cache of its own.
 """
 
+import atexit
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,7 +56,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What one job came to. Text forms are for asserting on, and ``folder`` keeps every file of it."""
+    """What one job came to. Text forms are for asserting on; ``folder`` has ptx, ttgir, sass ... until pytest ends."""
 
     ok: bool
     error: str = ""  # the whole traceback
@@ -89,25 +91,19 @@ class Source:
     divisible: Sequence[str] = ()  # arguments known to be multiples of 16
     num_warps: int = 4
     num_stages: int = 3
-    options: dict[str, Any] = field(default_factory=dict)  # further options of triton.compile, "maxnreg" ...
+    options: dict[str, Any] = field(default_factory=dict)  # further options of triton.compile: maxnreg ...
 
     def compile(self) -> Any:
-        """The compiled kernel, from Triton's compiler, with no GPU."""
-        import triton
-        from triton.backends.compiler import GPUTarget
+        """The kernel as hybrid_humming's own compile path makes it, with no GPU."""
+        from hybrid_humming.jit.compile import compile_triton
 
-        ast_source = triton.compiler.ASTSource
+        source_type = None
         if type(self.fn).__name__ == "GluonJITFunction":
-            from triton.experimental.gluon._runtime import GluonASTSource as ast_source
-        names = self.fn.arg_names
-        source = ast_source(
-            self.fn,
-            {name: self.signature.get(name, "constexpr") for name in names},
-            {(names.index(name),): value for name, value in self.constexprs.items()},
-            {(names.index(name),): [["tt.divisibility", 16]] for name in self.divisible},
-        )
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages, **self.options}
-        return triton.compile(source, target=GPUTarget("cuda", self.sm, 32), options=options)
+            from triton.experimental.gluon._runtime import GluonASTSource as source_type
+        return compile_triton(
+            self.fn, self.signature, self.constexprs, sm=self.sm, num_warps=self.num_warps, num_stages=self.num_stages,
+            aligned=tuple(self.divisible), options=self.options, source_type=source_type,
+        )  # fmt: skip
 
 
 def missing(triton: str) -> str:
@@ -132,6 +128,7 @@ def compile_all(jobs: Sequence[Job], triton: str) -> dict[Job, Built]:
 @functools.cache
 def _compile_all(jobs: tuple[Job, ...], triton: str) -> dict[Job, Built]:
     folder = Path(tempfile.mkdtemp(prefix=f"hybrid_humming_compile_{triton}_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     asked = [{"builder": job.builder, "kwargs": job.kwargs} for job in jobs]
     (folder / "jobs.json").write_text(json.dumps(asked))
     path = [str(ROOT)] if triton == INSTALLED else [str(SIDE / triton), str(ROOT)]
