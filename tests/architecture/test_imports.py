@@ -85,6 +85,16 @@ else:
 """)
 
 
+def test_no_public_name_is_a_module_of_ours():
+    """Importing hybrid_humming.x binds the module to the package's attribute x, over a function of that name."""
+    check("""
+import importlib.util
+import hybrid_humming as hh
+for name in hh.__all__:
+    assert name == "__version__" or importlib.util.find_spec(f"hybrid_humming.{name}") is None, name
+""")
+
+
 @pytest.mark.parametrize("bare", ["triton_kernels", "cuda_kernels"])
 def test_bare_kernel_package_refuses_to_be_imported(bare):
     """From the repository root the folder is importable by its bare name, another project's: it must refuse."""
