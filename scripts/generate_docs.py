@@ -1,4 +1,4 @@
-"""Write the generated parts of README and docs, each between a `generated` and an `end` comment.
+"""Write the generated parts of README and docs, each between `<!-- generated: NAME ... -->` and `<!-- end -->`.
 
 python scripts/generate_docs.py            write
 python scripts/generate_docs.py --check    exit 1 and name the files that are out of date
@@ -6,40 +6,103 @@ python scripts/generate_docs.py --check    exit 1 and name the files that are ou
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hybrid_humming import env  # noqa: E402
+from hybrid_humming import dtypes, env, errors, spec  # noqa: E402
+from hybrid_humming.device import DeviceInfo, device_names  # noqa: E402
+from hybrid_humming.plan import fallback_table  # noqa: E402
 
-# File -> what stands between its two comments.
-PARTS: dict[str, Callable[[], str]] = {
-    "docs/env.md": env.table,
+MARKED = re.compile(r"(<!-- generated: (\w+)[^\n]*-->\n).*?(<!-- end -->)", re.S)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
+
+
+def error_table() -> str:
+    """Every exception with its stable code, in order of the code."""
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.HybridHummingError)]
+    rows = []
+    for cls in sorted(classes, key=lambda c: c.code):
+        caught = [c.__name__ for c in cls.__mro__ if issubclass(c, Exception) and c.__module__ == "builtins"]
+        caught = [name for name in caught if name not in ("Exception", "LookupError", "ArithmeticError")] or ["Exception"]
+        rows.append([f"`{cls.code}`", f"`{cls.__name__}`", ", ".join(caught), str(cls.__doc__).splitlines()[0]])
+    return table(["code", "class", "also caught as", "raised when"], rows)
+
+
+def format_table() -> str:
+    """Every element format with its bits, range, special codes and storage."""
+    specials = {"none": "none", "fn": "NaN", "ieee": "NaN, infinity"}
+    rows = []
+    for name in dtypes.format_names():
+        fmt = dtypes.parse_format(name)
+        step = "1" if fmt.is_integer else f"{positive_step(fmt):.6g}"
+        storage = str(fmt.torch_storage).removeprefix("torch.")
+        rows.append(
+            [f"`{name}`", str(fmt.bits), f"{fmt.smallest:.6g}", f"{fmt.largest:.6g}", step, specials[fmt.specials], storage]
+        )
+    return table(["format", "bits", "lowest", "largest", "least above 0", "special codes", "one code in torch"], rows)
+
+
+def positive_step(fmt: dtypes.ElementFormat) -> float:
+    """The least value above zero."""
+    if fmt.bits > 16:
+        return 2.0 ** (1 - fmt.bias - fmt.mantissa_bits)
+    return min(v for v in fmt.values.tolist() if v > 0)
+
+
+def shorthand_table() -> str:
+    """The names that stand for a whole half of a spec line."""
+    rows = []
+    for name, (fmt, group, scale, secondary) in spec.SHORTHANDS.items():
+        rows.append([f"`{name}`", f"`{fmt} g{group}:{scale}{'+' + secondary if secondary else ''}`"])
+    return table(["name", "means"], rows)
+
+
+def multiplies_table() -> str:
+    """What each GPU multiplies in place of an activation format, one column for GPUs that agree."""
+    devices = [DeviceInfo.named(name) for name in device_names() if name != "cpu"]
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for i, device in enumerate(devices):
+        column = tuple(formats[i] for _, formats in fallback_table(devices))
+        columns.setdefault(column, []).append(f"sm_{device.sm}")
+    activations = [activation for activation, _ in fallback_table(devices)]
+    order = sorted(columns.items(), key=lambda item: min(int(sm[3:]) for sm in item[1]))
+    head = ["activation", *(", ".join(sorted(set(sms), key=lambda s: int(s[3:]))) for _, sms in order)]
+    rows = [[f"`{activation}`", *(column[i] for column, _ in order)] for i, activation in enumerate(activations)]
+    return table(head, rows)
+
+
+PARTS = {
+    "env": env.table,
+    "errors": error_table,
+    "formats": format_table,
+    "shorthands": shorthand_table,
+    "multiplies": multiplies_table,
 }
-MARKED = re.compile(r"(<!-- generated: [^\n]*-->\n).*?(<!-- end -->)", re.S)
 
 
-def updated(path: str) -> str:
-    """The text of the file with its generated part made anew."""
-    text = (ROOT / path).read_text()
-    new, count = MARKED.subn(lambda found: f"{found[1]}\n{PARTS[path]()}\n\n{found[2]}", text)
-    if count != 1:
-        raise SystemExit(f"{path}: expected one generated part, found {count}")
-    return new
+def updated(text: str) -> str:
+    """The text of a file with its generated parts made anew."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)
 
 
 def main() -> int:
-    stale = [path for path in PARTS if updated(path) != (ROOT / path).read_text()]
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            print(f"{path} is out of date: run python scripts/generate_docs.py")
-        return bool(stale)
-    for path in stale:
-        (ROOT / path).write_text(updated(path))
-        print(f"wrote {path}")
-    return 0
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    stale = [file for file in files if updated(file.read_text()) != file.read_text()]
+    for file in stale:
+        name = file.relative_to(ROOT)
+        if "--check" in sys.argv[1:]:
+            print(f"{name} is out of date: run python scripts/generate_docs.py")
+        else:
+            file.write_text(updated(file.read_text()))
+            print(f"wrote {name}")
+    return bool(stale) and "--check" in sys.argv[1:]
 
 
 if __name__ == "__main__":
