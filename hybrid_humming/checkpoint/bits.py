@@ -1,0 +1,76 @@
+"""Codes out of packed words, in the orders that checkpoints use. Vectorised torch, any device.
+
+stream   code i takes bits [i*b, i*b + b) of one little-endian bit stream; a code may straddle two words
+lanes    32 // b codes a word, low bits first; the top bits of a word are unused where b does not divide 32
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hybrid_humming.errors import ShapeError
+
+Tensor = torch.Tensor
+
+
+def stream_words(count: int, bits: int) -> int:
+    """Number of int32 words that `count` codes take as one bit stream."""
+    return -(-count * bits // 32)
+
+
+def lane_words(count: int, bits: int) -> int:
+    """Number of int32 words that `count` codes take in whole lanes."""
+    return -(-count // (32 // bits))
+
+
+def unpack_stream(words: Tensor, bits: int, count: int, dim: int = -1) -> Tensor:
+    """Return uint8 codes [..., count] from int32 `words` [..., stream_words(count, bits)], both along `dim`."""
+    words = _checked(words, stream_words(count, bits), f"{count} codes of {bits} bits as a stream", dim)
+    # 32 codes fill `bits` words exactly, so 32 strided assignments do the whole tensor.
+    pad = -words.shape[-1] % bits
+    words = torch.nn.functional.pad(words, (0, pad)).unflatten(-1, (-1, bits))
+    codes = torch.empty(*words.shape[:-1], 32, dtype=torch.uint8, device=words.device)
+    for i in range(32):
+        word, shift = divmod(i * bits, 32)
+        value = _right(words[..., word], shift)
+        if shift + bits > 32:
+            value = value | (words[..., word + 1] << (32 - shift))
+        codes[..., i] = (value & (2**bits - 1)).to(torch.uint8)
+    return codes.flatten(-2)[..., :count].movedim(-1, dim).contiguous()
+
+
+def unpack_lanes(words: Tensor, bits: int, count: int, dim: int = -1, order: tuple[int, ...] | None = None) -> Tensor:
+    """Return uint8 codes [..., count] from int32 `words` [..., lane_words(count, bits)], both along `dim`.
+
+    order[i] is the lane that holds the i-th code of a word (AWQ: 0, 4, 1, 5, 2, 6, 3, 7); None: lane i.
+    """
+    words = _checked(words, lane_words(count, bits), f"{count} codes of {bits} bits in lanes", dim)
+    lanes = 32 // bits
+    codes = torch.empty(*words.shape, lanes, dtype=torch.uint8, device=words.device)
+    for i, lane in enumerate(order or range(lanes)):
+        codes[..., i] = (_right(words, lane * bits) & (2**bits - 1)).to(torch.uint8)
+    return codes.flatten(-2)[..., :count].movedim(-1, dim).contiguous()
+
+
+def unpack_nibbles(packed: Tensor, count: int) -> Tensor:
+    """Return uint8 codes [..., count] from uint8 bytes [..., ceil(count / 2)], low nibble first."""
+    if packed.dtype != torch.uint8 or packed.shape[-1] != -(-count // 2):
+        raise ShapeError(
+            f"packed nibbles are {packed.dtype} {list(packed.shape)}; {count} codes need uint8 [..., {-(-count // 2)}]"
+        )
+    return torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)[..., :count].contiguous()
+
+
+def _right(words: Tensor, shift: int) -> Tensor:
+    # int32 shifts keep the sign, so the copied sign bits are masked away.
+    return words >> shift if shift == 0 else (words >> shift) & (2 ** (32 - shift) - 1)
+
+
+def _checked(words: Tensor, want: int, what: str, dim: int) -> Tensor:
+    if words.dtype != torch.int32:
+        raise ShapeError(f"packed words are {words.dtype}; they must be int32")
+    if words.shape[dim] != want:
+        raise ShapeError(
+            f"packed words are {list(words.shape)}: {what} take {want} words along dimension {dim}, not {words.shape[dim]}"
+        )
+    return words.movedim(dim, -1)

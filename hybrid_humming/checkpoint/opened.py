@@ -1,0 +1,139 @@
+"""An opened checkpoint: every quantized layer by name, described from headers, read when it is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from hybrid_humming.checkpoint.config import QuantConfig, read_config
+from hybrid_humming.checkpoint.files import Files, TensorInfo
+from hybrid_humming.checkpoint.registry import TELLTALES, Importer, ReadOptions, StoredLayer, importer
+from hybrid_humming.errors import CheckpointError, HybridHummingError, MissingTensor, UnreadTensor, did_you_mean
+from hybrid_humming.spec import Spec
+from hybrid_humming.weight import CanonicalWeight
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """Why one module of a checkpoint can't be read, or not completely."""
+
+    name: str
+    error: HybridHummingError
+    shape: tuple[int, ...] = ()
+    stored_bytes: int = 0
+
+    @property
+    def reason(self) -> str:
+        """The message, without the module's name in front."""
+        return str(self.error.args[0]).removeprefix(f"{self.name}: ")
+
+
+class Checkpoint(Mapping[str, CanonicalWeight]):
+    """Layer name -> CanonicalWeight; a layer's bytes are read each time it is asked for, and nothing is kept.
+
+    layers    name -> StoredLayer of every layer that can be read
+    troubles  the modules that can't; with strict=True opening raises one error that lists them all
+    rest      names of the tensors outside quantized layers (norms, embeddings ...), for `tensor`
+    """
+
+    def __init__(self, path: str | Path, *, strict: bool = True, validate: bool = True, options: ReadOptions | None = None) -> None:
+        self.path = Path(path)
+        self.config: QuantConfig = read_config(self.path)
+        self.files = Files(self.path)
+        self.validate = validate
+        self.layers: dict[str, StoredLayer] = {}
+        self.troubles: list[Trouble] = []
+        self.rest: list[str] = []
+        self._describe(importer(self.config, options))
+        if strict:
+            self._refuse()
+
+    def __getitem__(self, name: str) -> CanonicalWeight:
+        weight = self.layer(name).read()
+        try:
+            return weight.validate() if self.validate else weight
+        except HybridHummingError as error:
+            raise type(error)(f"{name}: {error.args[0]}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def layer(self, name: str) -> StoredLayer:
+        """Return what is known of a layer without reading it; raises MissingTensor (a KeyError) with the nearest name."""
+        if name not in self.layers:
+            broken = next((t for t in self.troubles if t.name == name), None)
+            if broken is not None:
+                raise broken.error
+            raise MissingTensor(
+                f"{self.path} has no quantized layer {name!r}; it has {len(self.layers)}.{did_you_mean(name, self.layers)}"
+            )
+        return self.layers[name]
+
+    def spec(self, name: str) -> Spec:
+        """Return a layer's spec, from config and headers."""
+        return self.layer(name).spec
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return any stored tensor as it is, such as a norm of `rest`."""
+        return self.files.read(name)
+
+    def _describe(self, reader: Importer) -> None:
+        modules: dict[str, dict[str, TensorInfo]] = {}
+        for tensor in self.files:
+            module, part = reader.split(tensor)
+            modules.setdefault(module, {})[part] = self.files[tensor]
+        for name, parts in modules.items():
+            try:
+                stored = reader.describe(name, parts)
+            except HybridHummingError as error:
+                self._trouble(name, parts, error)
+                continue
+            if stored is None:
+                self._skip(name, parts)
+            else:
+                self.layers[name] = stored
+                unknown = sorted(set(parts) - set(stored.parts))
+                if unknown:
+                    listed = ", ".join(f"{part} {parts[part]}" for part in unknown)
+                    self._trouble(name, parts, UnreadTensor(f"{name}: not understood beside its weight: {listed}"))
+
+    def _skip(self, name: str, parts: dict[str, TensorInfo]) -> None:
+        unread = sorted(set(parts) & TELLTALES)
+        if unread:
+            listed = ", ".join(f"{part} {parts[part]}" for part in unread)
+            error = UnreadTensor(f"{name}: quantized tensors that the config gives no reader for: {listed}")
+            self._trouble(name, parts, error)
+        else:
+            self.rest += [info.name for info in parts.values()]
+
+    def _trouble(self, name: str, parts: dict[str, TensorInfo], error: HybridHummingError) -> None:
+        stored = sum(info.nbytes for info in parts.values())
+        self.troubles.append(Trouble(name=name, error=error, stored_bytes=stored))
+
+    def _refuse(self) -> None:
+        if not self.troubles:
+            if not self.layers:
+                raise CheckpointError(
+                    f"{self.path}: {self.config.source} says {self.config.method!r}, but none of its {len(self.files)} tensors "
+                    "belongs to a quantized layer; are these the right files?"
+                )
+            return
+        first = self.troubles[0].error
+        if len(self.troubles) == 1:
+            raise first
+        lines = "".join(f"\n  {trouble.name}: {trouble.reason}" for trouble in self.troubles)
+        kinds = {type(trouble.error) for trouble in self.troubles}
+        kind = type(first) if len(kinds) == 1 else CheckpointError
+        raise kind(
+            f"{self.path}: {len(self.troubles)} modules can't be read completely, {len(self.layers)} layers can; "
+            f"strict=False reads those.{lines}"
+        )

@@ -1,0 +1,165 @@
+"""Which importer reads which quantization method, and what an importer is.
+
+An importer is built once a checkpoint from its config, then asked module by module. It decides from headers alone:
+
+    stored = importer.describe("model.layers.0.mlp.down_proj", {"qweight": TensorInfo, "scales": TensorInfo, ...})
+    weight = stored.convert({"qweight": Tensor, ...})        # CanonicalWeight, later, when the layer is asked for
+
+To add a format: a file in this folder with a subclass of `Importer`, and its line in IMPORTERS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import ClassVar
+
+import torch
+
+from hybrid_humming.checkpoint.config import QuantConfig
+from hybrid_humming.checkpoint.files import TensorInfo
+from hybrid_humming.errors import CheckpointMismatch, MissingTensor, UnknownQuantMethod, did_you_mean
+from hybrid_humming.spec import Spec
+from hybrid_humming.weight import CanonicalWeight
+
+# quant_method -> module:class in this package. A module is imported when a checkpoint asks for it.
+IMPORTERS: dict[str, str] = {
+    "compressed-tensors": "compressed_tensors:CompressedTensors",
+    "gptq": "gptq:GPTQ",
+}
+
+# Formats that users ask for by name and that stay outside; the text says what to do.
+OUTSIDE = {
+    "bitsandbytes": "its nf4 blocks are no format of this library; requantize the original with hh.quantize",
+    "gguf": "GGUF files are not read; use the model's safetensors release",
+    "aqlm": "codebook formats are not read",
+    "vptq": "codebook formats are not read",
+    "higgs": "codebook formats are not read",
+}
+
+# Parts that only a quantized layer has. A module that holds one and that no importer claimed is reported as unread.
+TELLTALES = frozenset(
+    (
+        *("qweight", "qzeros", "scales", "g_idx", "W_q"),
+        *("weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale"),
+        *("weight_shape", "weight_zero_point", "weight_g_idx"),
+        *("input_scale", "input_zero_point", "input_global_scale", "pre_quant_scale"),
+    )
+)
+
+Parts = Mapping[str, TensorInfo]
+Convert = Callable[[Mapping[str, torch.Tensor]], CanonicalWeight]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What a user can say that the files don't.
+
+    gptq_zero_points  v1 (stored minus one) or v2 (stored as they are); None: as the files say, refused where they don't
+    """
+
+    gptq_zero_points: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredLayer:
+    """One quantized layer as it lies in the files, known from config and headers alone.
+
+    n, k     logical sizes; experts: 0, or the length of a stacked expert axis
+    parts    part -> header of each tensor that `convert` takes; a module's other parts are reported as unknown
+    convert  part -> tensor in, CanonicalWeight out
+    """
+
+    name: str
+    spec: Spec
+    n: int
+    k: int
+    experts: int = 0
+    parts: Parts
+    convert: Convert
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of its tensors in the files."""
+        return sum(info.nbytes for info in self.parts.values())
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of codes, scales and zero points once packed."""
+        return self.spec.weight_bytes(self.n, self.k) * max(self.experts, 1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[N, K], or [E, N, K] with experts."""
+        return (self.experts, self.n, self.k) if self.experts else (self.n, self.k)
+
+    def read(self) -> CanonicalWeight:
+        """Read the tensors and return the weight."""
+        return self.convert({part: info.read() for part, info in self.parts.items()})
+
+
+class Importer:
+    """Base of all importers. `describe` is what a format has to write; the rest has defaults.
+
+    bias_parts  parts that go with any layer and are read along where present
+    """
+
+    bias_parts: ClassVar[tuple[str, ...]] = ("bias",)
+
+    def __init__(self, config: QuantConfig, options: ReadOptions) -> None:
+        """Read the config once; raises UnknownQuantMethod for a variant that is not read, by name."""
+        self.config = config
+        self.options = options
+
+    def split(self, tensor: str) -> tuple[str, str]:
+        """Return (module, part) of a tensor's name: `layers.0.qweight` is the part `qweight` of `layers.0`."""
+        module, _, part = tensor.rpartition(".")
+        return module, part
+
+    def describe(self, name: str, parts: Parts) -> StoredLayer | None:
+        """Return the layer stored in module `name`, or None if the module is not quantized.
+
+        Raises MissingTensor, CheckpointMismatch, SpecError or UnknownQuantMethod with what is wrong with this one.
+        """
+        raise NotImplementedError
+
+
+def importer(config: QuantConfig, options: ReadOptions | None = None) -> Importer:
+    """Return the importer of `config.method`; raises UnknownQuantMethod with the nearest name."""
+    method = config.method.replace("_", "-")
+    target = IMPORTERS.get(config.method) or IMPORTERS.get(method)
+    if target is None:
+        why = OUTSIDE.get(method)
+        raise UnknownQuantMethod(
+            f"{config.source}: quant_method {config.method!r} is not read"
+            + (f": {why}." if why else f"; readable are {', '.join(sorted(IMPORTERS))}.")
+            + did_you_mean(method, IMPORTERS)
+        )
+    module, _, name = target.partition(":")
+    made: Importer = getattr(import_module(f"hybrid_humming.checkpoint.{module}"), name)(config, options or ReadOptions())
+    return made
+
+
+# ---- what describe() functions share ----
+def require(name: str, parts: Parts, needed: tuple[str, ...], what: str) -> None:
+    """Raise MissingTensor listing each of `needed` that module `name` lacks."""
+    missing = [part for part in needed if part not in parts]
+    if missing:
+        raise MissingTensor(
+            f"{name}: {what} needs {', '.join(needed)}; missing are {', '.join(missing)} (present: {', '.join(sorted(parts))})"
+        )
+
+
+def expect(name: str, info: TensorInfo, dtypes: tuple[str, ...], shape: tuple[int, ...], why: str = "") -> None:
+    """Raise CheckpointMismatch unless a stored tensor has one of `dtypes` (safetensors names) and exactly `shape`."""
+    if info.dtype not in dtypes or info.shape != shape:
+        part = info.name.rpartition(".")[2]
+        raise CheckpointMismatch(
+            f"{name}: {part} is {info}, expected {' or '.join(dtypes)} {list(shape)}" + (f" ({why})" if why else "")
+        )
+
+
+def pick(parts: Parts, *names: str) -> dict[str, TensorInfo]:
+    """Return those of `names` that are present."""
+    return {name: parts[name] for name in names if name in parts}
