@@ -67,8 +67,26 @@ def compile_triton(
         built = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=launch)
     except Exception as error:
         raise CompileError(f"{kernel.fn.__name__} does not compile for sm_{sm}: {error}") from error
-    cubin = built.asm["cubin"]
+    return _describe(kernel, built, sm, launch, time.perf_counter() - begin)
+
+
+def compile_launch(
+    kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], constants: dict[str, Any], *, sm: int, launch: dict[str, Any]
+) -> Compiled:
+    """Return what `kernel[grid](*args, **constants)` would launch on `sm`; only inside `offline.compiling_for(sm)`."""
+    begin = time.perf_counter()
+    try:
+        built = kernel.warmup(*args, grid=grid, **constants, **launch)
+    except Exception as error:
+        raise CompileError(f"{kernel.fn.__name__} does not compile for sm_{sm}: {error}") from error
+    return _describe(kernel, built, sm, launch, time.perf_counter() - begin)
+
+
+def _describe(kernel: Any, built: Any, sm: int, launch: dict[str, Any], seconds: float) -> Compiled:
+    """Return Triton's compiled kernel as a Compiled."""
+    cubin, source = built.asm["cubin"], built.src
     usage = resource_usage(cubin)
+    constants = {source.fn.arg_names[path[0]]: value for path, value in source.constants.items() if len(path) == 1}
     return Compiled(
         cubin=cubin,
         entry=built.metadata.name,
@@ -76,9 +94,9 @@ def compile_triton(
         shared_bytes=built.metadata.shared,
         registers=usage["registers"],
         spill_bytes=usage["stack"],
-        signature=tuple((n, t) for n, t in kinds.items() if t != "constexpr"),
-        key=kernel_key(kernel, kinds, constants, attrs, sm, launch),
-        seconds=time.perf_counter() - begin,
+        signature=tuple((n, t) for n, t in source.signature.items() if t != "constexpr"),
+        key=kernel_key(kernel, source.signature, constants, source.attrs, sm, launch),
+        seconds=seconds,
         asm=dict(built.asm),
     )
 

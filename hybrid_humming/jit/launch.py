@@ -12,8 +12,11 @@ from typing import Any
 import torch
 
 from hybrid_humming.errors import CompileError
+from hybrid_humming.jit.compile import Compiled, compile_launch
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+# (sm, results) inside `offline.compiling_for`, where a launch compiles and runs nothing.
+offline: tuple[int, list[Compiled]] | None = None
 
 
 def launch_triton(
@@ -30,6 +33,11 @@ def launch_triton(
     Raises CompileError when the kernel would have to be compiled while the current stream is being captured.
     """
     options = options or {}
+    if offline is not None:
+        sm, results = offline
+        launch = {"num_warps": num_warps, "num_stages": num_stages, **options}
+        results.append(compile_launch(kernel, grid, args, constants, sm=sm, launch=launch))
+        return
     if not hasattr(kernel, "device_caches"):  # the interpreter, in tests
         kernel[grid](*args, **constants)
         return
