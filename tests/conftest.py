@@ -66,7 +66,7 @@ def pytest_terminal_summary(terminalreporter):
     counts = {outcome: Counter() for outcome in ("passed", "failed", "error", "skipped", "xfailed", "xpassed")}
     for outcome, tally in counts.items():
         for report in terminalreporter.stats.get(outcome, ()):
-            tally[tier_of(report.keywords)] += 1
+            tally[tier_of(getattr(report, "keywords", ()))] += 1  # a module that failed to load has none
     for tier in ("cpu", *TIERS):
         parts = [f"{tally[tier]} {outcome}" for outcome, tally in counts.items() if tally[tier]]
         if parts:
