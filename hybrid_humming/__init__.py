@@ -12,7 +12,33 @@ from typing import Any
 __version__ = "0.1.0"
 
 # Public name -> the module of hybrid_humming that defines it. The one place where the public interface is listed.
-_PUBLIC: dict[str, str] = {}
+_PUBLIC: dict[str, str] = {
+    "CanonicalWeight": "weight",
+    "DeviceInfo": "device",
+    "Explanation": "plan",
+    "HybridHummingError": "errors",
+    "InputTransform": "weight",
+    "Linear": "nn",
+    "Options": "ops",
+    "PackLayout": "spec",
+    "Plan": "plan",
+    "Problem": "spec",
+    "QWeight": "weight",
+    "Routing": "routing",
+    "Spec": "spec",
+    "Tile": "plan",
+    "choose_layout": "api",
+    "choose_plan": "api",
+    "dequantize": "api",
+    "explain": "api",
+    "gemm": "ops",
+    "pack": "api",
+    "quantize": "api",
+    "repack": "api",
+    "replace_linear": "nn",
+    "report": "report",
+    "unpack": "api",
+}
 
 __all__ = ["__version__", *_PUBLIC]
 

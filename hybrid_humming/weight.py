@@ -132,6 +132,13 @@ class QWeight:
     input_scale: Tensor | None = None
     transform: InputTransform | None = None
     block_offset: tuple[int, int] = (0, 0)
+    spec_line: str = dataclasses.field(init=False, repr=False)
+    layout_line: str = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # The op takes both as strings on every call; a string attribute also keeps torch.compile from tracing the printer.
+        object.__setattr__(self, "spec_line", str(self.spec))
+        object.__setattr__(self, "layout_line", str(self.layout))
 
     @property
     def n(self) -> int:

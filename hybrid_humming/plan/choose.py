@@ -9,17 +9,15 @@ from hybrid_humming.device import DeviceInfo
 from hybrid_humming.errors import FallbackRefused, LayoutError, PlanError, UnsupportedProblem
 from hybrid_humming.plan.fallback import fallback_reason
 from hybrid_humming.plan.registry import kernel, kernels, layouts
-from hybrid_humming.plan.tuned import tuned
+from hybrid_humming.plan.tuned import Row, tuned
 from hybrid_humming.plan.types import Candidate, KernelEntry, Plan, Rejection
 from hybrid_humming.spec import PackLayout, Problem, Spec
 from hybrid_humming.weight import Facts
 
-MAX_BUCKET = 16384
-
 
 def m_bucket(m: int) -> int:
-    """Return the M that a plan is made for: the next power of two, at most MAX_BUCKET."""
-    return min(MAX_BUCKET, 1 << max(0, m - 1).bit_length())
+    """Return the M that a plan is made for: the next power of two."""
+    return 1 << max(0, m - 1).bit_length()
 
 
 def choose_layout(
@@ -133,7 +131,7 @@ def _reject(entry: KernelEntry, problem: Problem, layout: PackLayout, device: De
 
 
 def _prefer(
-    measured: tuple[str, object, float],
+    measured: Row,
     candidates: list[Candidate],
     problem: Problem,
     layout: PackLayout,
@@ -141,7 +139,7 @@ def _prefer(
 ) -> list[Candidate]:
     name, tile, us = measured
     entry = next((e for e in kernels() if e.name == name), None)
-    if entry is None or _reject(entry, problem, layout, device) or entry.check(tile, problem, layout, device):  # type: ignore[arg-type]
+    if entry is None or _reject(entry, problem, layout, device) or entry.check(tile, problem, layout, device):
         return candidates
-    first = Candidate(entry=entry, tile=tile, cost_us=us, source="tuned")  # type: ignore[arg-type]
+    first = Candidate(entry=entry, tile=tile, cost_us=us, source="tuned")
     return [first, *[c for c in candidates if (c.entry, c.tile) != (entry, tile)]]

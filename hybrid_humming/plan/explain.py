@@ -8,7 +8,8 @@ from typing import Any
 
 from hybrid_humming.plan.choose import Choice, choose_plan, survey
 from hybrid_humming.plan.cost import bound_by, problem_bytes
-from hybrid_humming.plan.types import Plan
+from hybrid_humming.plan.registry import kernel
+from hybrid_humming.plan.types import Candidate, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +23,13 @@ class Explanation:
     def __str__(self) -> str:
         choice, plan = self.choice, self.plan
         problem, device = choice.problem, choice.device
-        entry = choice.candidates[0].entry
+        entry = kernel(plan.kernel)
         lines = [
             f"{problem.replace(m=self.m)} on {device.name} (sm_{device.sm}, {device.sm_count} SMs)",
             f"layout      {choice.layout}",
-            f"kernel      {plan.kernel}  ({entry.status}{'; ' + entry.note if entry.note else ''})",
+            f"kernel      {plan.kernel}  ({entry.status}; {entry.note})"
+            if entry.note
+            else f"kernel      {plan.kernel}  ({entry.status})",
             f"tile        {plan.tile}",
             f"multiplies  {plan.multiplies}" + (f"  (fallback: {plan.fallback})" if plan.fallback else ""),
             f"cost        {plan.cost_us:.3g} us ({plan.source}), bound by {bound_by(problem, device, plan.multiplies)}, "
@@ -34,14 +37,20 @@ class Explanation:
         ]
         if plan.workspace_bytes:
             lines.append(f"workspace   {plan.workspace_bytes / 1e6:.3g} MB")
-        lines += ["runners-up"] if len(choice.candidates) > 1 else []
-        for other in choice.candidates[1:6]:
+        others = self.runners_up
+        lines += ["runners-up"] if others else []
+        for other in others[:5]:
             lines.append(f"  {other.cost_us:8.3g} us  {other.entry.name} [{other.tile}]")
-        if len(choice.candidates) > 6:
-            lines.append(f"  and {len(choice.candidates) - 6} more")
+        if len(others) > 5:
+            lines.append(f"  and {len(others) - 5} more")
         lines += ["rejected"] if choice.rejections else []
         lines += [f"  {r.kernel}: {r.reason}" for r in choice.rejections]
         return "\n".join(lines)
+
+    @property
+    def runners_up(self) -> list[Candidate]:
+        """The candidates that were not chosen, cheapest first."""
+        return [c for c in self.choice.candidates if (c.entry.name, c.tile) != (self.plan.kernel, self.plan.tile)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as plain values, ready for JSON."""
@@ -51,7 +60,7 @@ class Explanation:
             "device": choice.device.name,
             "layout": str(choice.layout),
             "plan": dataclasses.asdict(self.plan),
-            "runners_up": [{"kernel": c.entry.name, "tile": str(c.tile), "cost_us": c.cost_us} for c in choice.candidates[1:]],
+            "runners_up": [{"kernel": c.entry.name, "tile": str(c.tile), "cost_us": c.cost_us} for c in self.runners_up],
             "rejected": [{"kernel": r.kernel, "reason": r.reason} for r in choice.rejections],
         }
 

@@ -1,0 +1,117 @@
+"""Public functions around the op: quantize, pack, dequantize, plan, explain."""
+
+from __future__ import annotations
+
+import torch
+
+from hybrid_humming import pack as packing
+from hybrid_humming import plan as planning
+from hybrid_humming import reference
+from hybrid_humming.device import DeviceInfo
+from hybrid_humming.ops import Options, load_catalogs
+from hybrid_humming.plan import Explanation, Plan
+from hybrid_humming.spec import PackLayout, Problem, Spec
+from hybrid_humming.weight import CanonicalWeight, Facts, QWeight, scan
+
+Tensor = torch.Tensor
+Device = torch.device | str | DeviceInfo
+
+
+def quantize(weight: Tensor, spec: Spec | str, *, device: Device | None = None, layout: str | None = None) -> QWeight:
+    """Return float `weight` [N, K] or [E, N, K] quantized to nearest and packed for `device` (default: where it lies).
+
+    layout  name of a pack layout family to use in place of the planner's choice
+    """
+    return pack(reference.quantize(weight, Spec.parse(spec)), device=device, layout=layout)  # type: ignore[arg-type]
+
+
+def pack(weight: CanonicalWeight, *, device: Device | None = None, layout: str | None = None, validate: bool = False) -> QWeight:
+    """Return a canonical weight packed for `device` (default: where it lies), in the layout that `choose_layout` picks.
+
+    validate  raise ValueRangeError when a scale is NaN or infinite, or a code out of range; without it a NaN scale makes its
+              own group NaN and nothing else
+    """
+    if validate:
+        weight.validate()
+    info = DeviceInfo.of(weight.codes.device if device is None else device)
+    chosen = choose_layout(weight.spec, weight.n, weight.k, info, experts=weight.experts, facts=scan(weight), family=layout)
+    packed = packing.pack(weight, chosen)
+    return packed if device is None or isinstance(device, DeviceInfo) or not _is_torch(device) else packed.to(device)
+
+
+def unpack(qweight: QWeight) -> CanonicalWeight:
+    """Return the canonical weight inside `qweight`, equal in every code and scale."""
+    return packing.unpack(qweight)
+
+
+def repack(qweight: QWeight, device: Device, *, layout: str | None = None) -> QWeight:
+    """Return the same weight on `device`, in the layout that is best there."""
+    weight = packing.unpack(qweight)
+    return pack(weight.to(device) if _is_torch(device) else weight, device=device, layout=layout)  # type: ignore[arg-type]
+
+
+def dequantize(qweight: QWeight | CanonicalWeight, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the float weight [N, K] or [E, N, K] in `dtype`."""
+    weight = packing.unpack(qweight) if isinstance(qweight, QWeight) else qweight
+    return reference.dequantize(weight, dtype)
+
+
+def choose_layout(
+    spec: Spec | str,
+    n: int,
+    k: int,
+    device: Device | None = None,
+    *,
+    experts: int = 0,
+    facts: Facts | None = None,
+    family: str | None = None,
+) -> PackLayout:
+    """Return the layout in which a weight [n, k] of `spec` is packed for `device` (default: the current GPU, or the CPU)."""
+    load_catalogs()
+    info = DeviceInfo.default() if device is None else DeviceInfo.of(device)
+    return planning.choose_layout(Spec.parse(spec), n, k, info, experts=experts, facts=facts, family=family)  # type: ignore[arg-type]
+
+
+def choose_plan(
+    problem: Problem, layout: PackLayout | None = None, device: Device | None = None, *, fallback: str = "allow"
+) -> Plan:
+    """Return the plan that `gemm` would run for `problem` on `device`; `layout` defaults to the one chosen for it."""
+    load_catalogs()
+    info = DeviceInfo.default() if device is None else DeviceInfo.of(device)
+    layout = layout or choose_layout(problem.spec, problem.n, problem.k, info, experts=problem.experts)
+    return planning.choose_plan(problem, layout, info, fallback=fallback)
+
+
+def explain(
+    spec: Spec | str,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    device: Device | None = None,
+    layout: PackLayout | None = None,
+    bias: bool = False,
+    options: Options | None = None,
+) -> Explanation:
+    """Return what would run and why: kernel, tile, runners-up, each other kernel's reason. Needs no GPU."""
+    load_catalogs()
+    parsed, options = Spec.parse(spec), options or Options()  # type: ignore[arg-type]
+    info = DeviceInfo.default() if device is None else DeviceInfo.of(device)
+    problem = Problem(
+        spec=parsed,
+        m=m,
+        n=n,
+        k=k,
+        bias=bias,
+        batch_invariant=options.batch_invariant,
+        fast_accumulation=options.fast_accumulation,
+    )
+    layout = layout or choose_layout(parsed, n, k, info)
+    return planning.explain_problem((problem, layout, info), m=m, fallback=options.fallback)
+
+
+def _is_torch(device: Device) -> bool:
+    """True for a device that tensors can be moved to, as opposed to the name of a GPU to plan for."""
+    if isinstance(device, torch.device):
+        return True
+    return isinstance(device, str) and device.split(":")[0] in ("cpu", "cuda")

@@ -1,0 +1,369 @@
+"""torch.ops.hybrid_humming.gemm: the one GEMM op, its fake kernel, its gradient, and the dispatch of a plan.
+
+The schema is fixed. Spec, layout, plan and options travel as canonical strings, so that a graph cached by one process
+means the same in another. Registered through `Library.define` and `impl`, whose host cost is lower than `custom_op`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hybrid_humming import cpu
+from hybrid_humming.device import DeviceInfo
+from hybrid_humming.dtypes import parse_format
+from hybrid_humming.errors import CompileError, DeviceError, DtypeError, ShapeError, SpecError, did_you_mean
+from hybrid_humming.jit.args import GemmArgs
+from hybrid_humming.pack import unpack
+from hybrid_humming.plan import Plan, check_plan, choose_plan, m_bucket
+from hybrid_humming.plan.registry import kernel, register_kernel, register_layout
+from hybrid_humming.reference import apply_transform, dequantize, quantize_input
+from hybrid_humming.report import Counter
+from hybrid_humming.spec import PackLayout, Problem, Spec
+from hybrid_humming.weight import InputTransform, QWeight
+
+Tensor = torch.Tensor
+
+_ARGUMENTS = (
+    "Tensor x, Tensor qweight, Tensor scale, Tensor? zero_point, Tensor? secondary_scale, Tensor? x_scale, "
+    "Tensor? x_global_scale, Tensor? bias, Tensor? permutation, Tensor? pre_quant_scale, Tensor? input_scale, "
+    "str spec, str layout, str plan, str options, int hadamard, int[2] block_offset"
+)
+SCHEMAS = (
+    f"gemm({_ARGUMENTS}, ScalarType? out_dtype) -> Tensor",
+    f"gemm_out({_ARGUMENTS}, Tensor(a!) out) -> ()",
+)
+_LIBRARY = torch.library.Library("hybrid_humming", "DEF")
+for _schema in SCHEMAS:
+    _LIBRARY.define(_schema)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a GEMM may run.
+
+    batch_invariant    row i of y has the same bits whatever M is
+    fallback           "allow": where the GPU can't multiply the activation format, the documented substitute runs;
+                       "error": FallbackRefused instead
+    fast_accumulation  8-bit products may accumulate at the tensor core's own precision
+    """
+
+    batch_invariant: bool = False
+    fallback: str = "allow"
+    fast_accumulation: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fallback not in ("allow", "error"):
+            raise SpecError(f"fallback={self.fallback!r}: allowed are 'allow' and 'error'")
+
+    def __str__(self) -> str:
+        flags = [name for name in ("batch_invariant", "fast_accumulation") if getattr(self, name)]
+        return ",".join(flags + (["fallback=error"] if self.fallback == "error" else []))
+
+    @classmethod
+    def parse(cls, text: str) -> Options:
+        """Return the Options that `str(options)` printed."""
+        fields: dict[str, Any] = {}
+        for word in filter(None, text.split(",")):
+            name, _, value = word.partition("=")
+            if name not in cls.__dataclass_fields__:
+                raise SpecError(f"unknown option {name!r}.{did_you_mean(name, cls.__dataclass_fields__)}")
+            fields[name] = value or True
+        return cls(**fields)
+
+
+@functools.cache
+def load_catalogs() -> None:
+    """Register the kernels and layouts of every kernel package; imports no compiler."""
+    register_kernel(cpu.ENTRY)
+    for package in ("triton_kernels", "cuda_kernels"):
+        catalog = importlib.import_module(f"hybrid_humming.{package}.catalog")
+        for layout in catalog.LAYOUTS:
+            register_layout(layout)
+        for entry in catalog.KERNELS:
+            register_kernel(entry)
+
+
+class _Prepared:
+    """One planned problem on one device: made once, used by every call of its M bucket."""
+
+    __slots__ = ("counter", "device", "launch", "layout", "plan", "problem", "spec", "warm")
+
+    def __init__(self, problem: Problem, layout: PackLayout, plan: Plan, device: DeviceInfo) -> None:
+        self.problem, self.layout, self.plan, self.device = problem, layout, plan, device
+        self.spec = problem.spec
+        module, _, function = kernel(plan.kernel).launcher.partition(":")
+        self.launch: Callable[[GemmArgs, Plan], None] = getattr(importlib.import_module(module), function)
+        self.counter = Counter(problem, plan, device.name)
+        self.warm = False
+
+
+@functools.lru_cache(maxsize=16384)
+def _prepare(
+    spec: str, layout: str, plan: str, options: str, m: int, bias: bool, act_order: bool, out: str, device: torch.device
+) -> _Prepared:
+    load_catalogs()
+    info, parsed, opts = DeviceInfo.of(device), PackLayout.parse(layout), Options.parse(options)
+    problem = Problem(
+        spec=Spec.parse(spec).replace(out_dtype=out),
+        m=m,
+        n=parsed.n,
+        k=parsed.k,
+        bias=bias,
+        act_order=act_order,
+        batch_invariant=opts.batch_invariant,
+        fast_accumulation=opts.fast_accumulation,
+        experts=parsed.experts,
+    )
+    if plan:
+        chosen = check_plan(Plan.from_json(plan), problem, parsed, info)
+    else:
+        chosen = choose_plan(problem, parsed, info, fallback=opts.fallback)
+    return _Prepared(problem, parsed, chosen, info)
+
+
+_parse_spec = functools.lru_cache(maxsize=4096)(Spec.parse)
+_parse_layout = functools.lru_cache(maxsize=4096)(PackLayout.parse)
+
+
+def _run(
+    x: Tensor,
+    qweight: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    secondary_scale: Tensor | None,
+    x_scale: Tensor | None,
+    x_global_scale: Tensor | None,
+    bias: Tensor | None,
+    permutation: Tensor | None,
+    pre_quant_scale: Tensor | None,
+    input_scale: Tensor | None,
+    spec: str,
+    layout: str,
+    plan: str,
+    options: str,
+    hadamard: int,
+    block_offset: tuple[int, int],
+    out: Tensor,
+) -> None:
+    """Write `out` [..., N]; every tensor is checked by the public `gemm` or by the fake kernel."""
+    parsed = _parse_spec(spec)
+    if out.numel() == 0:
+        return
+    if permutation is not None or pre_quant_scale is not None or hadamard:
+        transform = InputTransform(permutation=permutation, pre_quant_scale=pre_quant_scale, hadamard=hadamard or None)
+        x = apply_transform(x, transform)
+    if parsed.quantizes_activation and x_scale is None:
+        quantized = quantize_input(x, parsed, input_scale=input_scale)
+        x, x_scale, x_global_scale = quantized.values, quantized.scale, quantized.global_scale
+    x2 = x.reshape(-1, x.shape[-1])
+    if x2.stride(1) != 1:
+        x2 = x2.contiguous()
+    m = x2.shape[0]
+    if x_scale is not None and x_scale.dim() > 2:
+        x_scale = x_scale.reshape(m, -1)
+    prepared = _prepare(
+        spec, layout, plan, options, m_bucket(m), bias is not None, permutation is not None, _format_name(out.dtype), x.device
+    )
+    if x.is_cuda and not prepared.warm and torch.cuda.is_current_stream_capturing():
+        raise CompileError(
+            f"{prepared.problem} has not run yet and a CUDA graph is being captured; "
+            "run the same call once before the capture, for each power of two of M"
+        )
+    need = prepared.plan.workspace_bytes
+    workspace = torch.empty(need, dtype=torch.uint8, device=x.device) if need else None
+    contiguous = out.is_contiguous()
+    y = out.view(m, -1) if contiguous else torch.empty(m, out.shape[-1], dtype=out.dtype, device=out.device)
+    args = GemmArgs(
+        x2, qweight, scale, zero_point, secondary_scale, x_scale, x_global_scale, bias, y, workspace,
+        prepared.problem, prepared.layout, (block_offset[0], block_offset[1]),
+    )  # fmt: skip
+    prepared.launch(args, prepared.plan)
+    prepared.warm = True
+    prepared.counter.calls += 1
+    if not contiguous:
+        out.copy_(y.view(out.shape))
+
+
+def _guarded(*args: Any) -> None:
+    """Run with the device of x as the current one."""
+    x = args[0]
+    if x.is_cuda and x.device.index != torch.cuda.current_device():
+        with torch.cuda.device(x.device):
+            _run(*args)
+    else:
+        _run(*args)
+
+
+def _gemm(x: Tensor, *args: Any) -> Tensor:
+    *rest, out_dtype = args
+    out = _empty_out(x, rest[10], rest[11], out_dtype)
+    _guarded(x, *rest, out)
+    return out
+
+
+def _gemm_fake(x: Tensor, *args: Any) -> Tensor:
+    _check_width(x, _parse_spec(args[10]), _parse_layout(args[11]), args[4] is not None)
+    return _empty_out(x, args[10], args[11], args[-1])
+
+
+def _empty_out(x: Tensor, spec: str, layout: str, out_dtype: torch.dtype | None) -> Tensor:
+    if out_dtype is None:
+        out_dtype = parse_format(_parse_spec(spec).out_dtype or "bf16").torch_storage
+    return torch.empty((*x.shape[:-1], _parse_layout(layout).n), dtype=out_dtype, device=x.device)
+
+
+def _check_width(x: Tensor, spec: Spec, layout: PackLayout, quantized: bool) -> None:
+    packed = quantized and spec.activation_format.bits == 4
+    width = layout.k // 2 if packed else layout.k
+    if x.shape[-1] != width:
+        half = " packed as two codes a byte" if packed else ""
+        raise ShapeError(
+            f"x is {list(x.shape)}, but the weight is [{layout.n}, {layout.k}]: the last dimension must be {width}{half}"
+        )
+
+
+def _format_name(dtype: torch.dtype) -> str:
+    return {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("gemm", _gemm, _key)
+    _LIBRARY.impl("gemm_out", _guarded, _key)
+torch.library.register_fake("hybrid_humming::gemm", _gemm_fake, lib=_LIBRARY)
+torch.library.register_fake("hybrid_humming::gemm_out", lambda *args: None, lib=_LIBRARY)
+
+
+# ---- gradient for x: dequantize, matmul; straight through the quantization of x ----
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, qweight, scale, zero, secondary, _, _, bias, permutation, pre_quant = inputs[:10]
+    ctx.save_for_backward(qweight, scale, zero, secondary, permutation, pre_quant)
+    ctx.spec, ctx.layout, ctx.hadamard, ctx.block_offset = inputs[11], inputs[12], inputs[15], tuple(inputs[16])
+    ctx.x_shape = x.shape
+    ctx.x_dtype, ctx.bias_dtype = x.dtype, None if bias is None else bias.dtype
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    qweight, scale, zero, secondary, permutation, pre_quant = ctx.saved_tensors
+    grads: list[Tensor | None] = [None] * 18
+    if ctx.needs_input_grad[0]:
+        packed = QWeight(
+            spec=_parse_spec(ctx.spec),
+            layout=_parse_layout(ctx.layout),
+            qweight=qweight,
+            scale=scale,
+            zero_point=zero,
+            secondary_scale=secondary,
+            block_offset=ctx.block_offset,
+        )
+        grad_x = grad @ dequantize(unpack(packed), torch.float32).to(grad.dtype)
+        if permutation is not None or pre_quant is not None or ctx.hadamard:
+            transform = InputTransform(permutation=permutation, pre_quant_scale=pre_quant, hadamard=ctx.hadamard or None)
+            origin = torch.zeros(ctx.x_shape, dtype=grad.dtype, device=grad.device)
+            adjoint = torch.func.vjp(lambda x: apply_transform(x, transform), origin)[1]
+            (grad_x,) = adjoint(grad_x)
+        grads[0] = grad_x.to(ctx.x_dtype)
+    if ctx.bias_dtype is not None and ctx.needs_input_grad[7]:
+        grads[7] = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.bias_dtype)
+    return tuple(grads)
+
+
+torch.library.register_autograd("hybrid_humming::gemm", _backward, setup_context=_setup_context, lib=_LIBRARY)
+
+
+# ---- the public call ----
+def gemm(
+    x: Tensor,
+    qweight: QWeight,
+    spec: Spec | str | None = None,
+    *,
+    bias: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_global_scale: Tensor | None = None,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    plan: Plan | None = None,
+    options: Options | None = None,
+) -> Tensor:
+    """Return y [..., N] = x [..., K] @ dequantize(qweight).T (+ bias), accumulated in fp32 and rounded once.
+
+    x          float in the spec's activation type (any float when the spec quantizes activations), or codes with `x_scale`
+    spec       may be given as a check; it must equal the weight's own
+    x_scale    [M, 1] | [M, K/G] | [1], any strides;  x_global_scale [1] fp32
+    out        [..., N] to write into;  out_dtype: instead of the spec's
+    plan       a plan to run in place of the planner's own, such as `choose_plan(...).replace(block_m=16)`
+
+    Raises ShapeError, DtypeError, DeviceError, SpecError, PlanError, FallbackRefused or UnsupportedProblem.
+    """
+    if not isinstance(qweight, QWeight):
+        raise DtypeError(f"qweight is {type(qweight).__name__}; pass the QWeight that hh.quantize or hh.load returned")
+    if not torch.compiler.is_compiling():  # there, the fake kernel checks shapes
+        _check_call(x, qweight, spec, bias, x_scale, out, out_dtype)
+    transform = qweight.transform
+    arguments = (
+        x, qweight.qweight, qweight.scale, qweight.zero_point, qweight.secondary_scale, x_scale, x_global_scale, bias,
+        transform.permutation if transform else None, transform.pre_quant_scale if transform else None,
+        qweight.input_scale, qweight.spec_line, qweight.layout_line, plan.to_json() if plan else "",
+        str(options) if options else "", (transform.hadamard or 0) if transform else 0, qweight.block_offset,
+    )  # fmt: skip
+    if out is None:
+        return torch.ops.hybrid_humming.gemm(*arguments, out_dtype)
+    torch.ops.hybrid_humming.gemm_out(*arguments, out)
+    return out
+
+
+def _check_call(
+    x: Tensor,
+    qweight: QWeight,
+    spec: Spec | str | None,
+    bias: Tensor | None,
+    x_scale: Tensor | None,
+    out: Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> None:
+    own, n, k = qweight.spec, qweight.n, qweight.k
+    if spec is not None and spec is not own and Spec.parse(spec) != own:  # type: ignore[arg-type]
+        raise SpecError(f"spec '{spec}' was given, but the weight is packed as '{own}'; pass the weight's own spec, or none")
+    if qweight.experts:
+        raise ShapeError(f"the weight has {qweight.experts} experts; hh.gemm takes one dense weight [N, K]")
+    if x.dim() < 1:
+        raise ShapeError(f"x is a scalar; it must be [..., {k}]")
+    if x.device != qweight.device:
+        raise DeviceError(f"x is on {x.device}, the weight on {qweight.device}; move one of them")
+    _check_width(x, own, qweight.layout, own.quantizes_activation and x_scale is not None)
+    _check_x_dtype(x, own, x_scale)
+    if bias is not None and (tuple(bias.shape) != (n,) or bias.device != x.device):
+        raise ShapeError(f"bias is {list(bias.shape)} on {bias.device}; it must be [{n}] on {x.device}")
+    wide = (torch.float16, torch.bfloat16, torch.float32)
+    if out_dtype is not None and out_dtype not in wide:
+        raise DtypeError(f"out_dtype {out_dtype}: allowed are float16, bfloat16 and float32")
+    if out is not None:
+        if tuple(out.shape) != (*x.shape[:-1], n) or out.device != x.device or out.dtype not in wide:
+            raise ShapeError(
+                f"out is {out.dtype} {list(out.shape)} on {out.device}; "
+                f"it must be float16, bfloat16 or float32 {[*x.shape[:-1], n]} on {x.device}"
+            )
+        if out_dtype is not None and out.dtype != out_dtype:
+            raise DtypeError(f"out is {out.dtype}, but out_dtype={out_dtype}; give one of them")
+
+
+def _check_x_dtype(x: Tensor, spec: Spec, x_scale: Tensor | None) -> None:
+    if not spec.quantizes_activation:
+        if x_scale is not None:
+            raise SpecError(f"x_scale was given, but '{spec}' has {spec.activation} activations, which carry no scale")
+        if x.dtype != spec.activation_format.torch_storage:
+            raise DtypeError(
+                f"x is {x.dtype}, but '{spec}' multiplies {spec.activation_format.torch_storage}; "
+                f"cast x, or quantize the weight with another activation type (spec.replace(activation=...))"
+            )
+        return
+    if x_scale is None:
+        if not x.is_floating_point() or x.element_size() < 2:
+            raise DtypeError(f"x is {x.dtype} without x_scale; pass a float x to have it quantized, or x_scale beside the codes")
+    elif x.dtype != (want := spec.activation_format.torch_storage):
+        raise DtypeError(f"x is {x.dtype} with x_scale; '{spec}' reads {spec.activation} codes stored as {want}")
