@@ -32,12 +32,12 @@ _PUBLIC: dict[str, str] = {
     "dequantize": "api",
     "explain": "api",
     "gemm": "ops",
-    "pack": "api",
+    "pack_weight": "api",
     "quantize": "api",
     "repack": "api",
     "replace_linear": "nn",
-    "report": "report",
-    "unpack": "api",
+    "report": "usage",
+    "unpack_weight": "api",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -22,10 +22,12 @@ def quantize(weight: Tensor, spec: Spec | str, *, device: Device | None = None, 
 
     layout  name of a pack layout family to use in place of the planner's choice
     """
-    return pack(reference.quantize(weight, Spec.parse(spec)), device=device, layout=layout)  # type: ignore[arg-type]
+    return pack_weight(reference.quantize(weight, Spec.parse(spec)), device=device, layout=layout)  # type: ignore[arg-type]
 
 
-def pack(weight: CanonicalWeight, *, device: Device | None = None, layout: str | None = None, validate: bool = False) -> QWeight:
+def pack_weight(
+    weight: CanonicalWeight, *, device: Device | None = None, layout: str | None = None, validate: bool = False
+) -> QWeight:
     """Return a canonical weight packed for `device` (default: where it lies), in the layout that `choose_layout` picks.
 
     validate  raise ValueRangeError when a scale is NaN or infinite, or a code out of range; without it a NaN scale makes its
@@ -39,7 +41,7 @@ def pack(weight: CanonicalWeight, *, device: Device | None = None, layout: str |
     return packed if device is None or isinstance(device, DeviceInfo) or not _is_torch(device) else packed.to(device)
 
 
-def unpack(qweight: QWeight) -> CanonicalWeight:
+def unpack_weight(qweight: QWeight) -> CanonicalWeight:
     """Return the canonical weight inside `qweight`, equal in every code and scale."""
     return packing.unpack(qweight)
 
@@ -47,7 +49,7 @@ def unpack(qweight: QWeight) -> CanonicalWeight:
 def repack(qweight: QWeight, device: Device, *, layout: str | None = None) -> QWeight:
     """Return the same weight on `device`, in the layout that is best there."""
     weight = packing.unpack(qweight)
-    return pack(weight.to(device) if _is_torch(device) else weight, device=device, layout=layout)  # type: ignore[arg-type]
+    return pack_weight(weight.to(device) if _is_torch(device) else weight, device=device, layout=layout)  # type: ignore[arg-type]
 
 
 def dequantize(qweight: QWeight | CanonicalWeight, dtype: torch.dtype = torch.float32) -> Tensor:

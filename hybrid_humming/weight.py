@@ -121,7 +121,7 @@ class CanonicalWeight:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QWeight:
     """A packed weight. `qweight` holds the codes in the order that `layout` names; the small tensors beside it are laid
-    out by the same packer (see `pack/<family>.py`). Made by `hh.quantize`, `hh.load` or `hh.pack`; immutable."""
+    out by the same packer (see `pack/<family>.py`). Made by `hh.quantize`, `hh.load` or `hh.pack_weight`; immutable."""
 
     spec: Spec
     layout: PackLayout

@@ -14,7 +14,7 @@ from hybrid_humming.errors import (
     ShapeError,
     SpecError,
 )
-from hybrid_humming.report import report, reset_report
+from hybrid_humming.usage import report, reset_report
 
 SPECS = [
     "int4 g128 x bf16",
@@ -207,13 +207,13 @@ def test_fallback_can_be_refused():
 
 def test_nan_scale_poisons_its_own_group_only():
     _, qweight, spec = make("int4 g128 x bf16 -> fp32")
-    canonical = hh.unpack(qweight)
+    canonical = hh.unpack_weight(qweight)
     scale = canonical.scale.clone()
     scale[3, 1] = float("nan")
     bad = canonical.replace(scale=scale)
     with pytest.raises(ValueError, match=r"scale\[3, 1\] is nan"):
-        hh.pack(bad, validate=True)
-    decoded = hh.dequantize(hh.pack(bad))
+        hh.pack_weight(bad, validate=True)
+    decoded = hh.dequantize(hh.pack_weight(bad))
     assert decoded[3, 128:].isnan().all() and int(decoded.isnan().sum()) == 128
 
 
