@@ -23,8 +23,8 @@ from hybrid_humming.pack import unpack
 from hybrid_humming.plan import Plan, check_plan, choose_plan, m_bucket
 from hybrid_humming.plan.registry import kernel, register_kernel, register_layout
 from hybrid_humming.reference import apply_transform, dequantize, quantize_input
-from hybrid_humming.usage import Counter
 from hybrid_humming.spec import PackLayout, Problem, Spec
+from hybrid_humming.usage import Counter
 from hybrid_humming.weight import InputTransform, QWeight
 
 Tensor = torch.Tensor

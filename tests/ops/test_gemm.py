@@ -61,7 +61,7 @@ def test_error_is_at_most_twice_torchs(line):
 
 
 def test_identity_reads_the_decoded_weight_out():
-    x, qweight, spec = make("int4 g128 x bf16 -> fp32")
+    _, qweight, spec = make("int4 g128 x bf16 -> fp32")
     got = hh.gemm(torch.eye(256, dtype=torch.bfloat16), qweight, spec)
     assert torch.equal(got.T, hh.dequantize(qweight))
 
@@ -206,7 +206,7 @@ def test_fallback_can_be_refused():
 
 
 def test_nan_scale_poisons_its_own_group_only():
-    _, qweight, spec = make("int4 g128 x bf16 -> fp32")
+    _, qweight, _ = make("int4 g128 x bf16 -> fp32")
     canonical = hh.unpack_weight(qweight)
     scale = canonical.scale.clone()
     scale[3, 1] = float("nan")

@@ -17,7 +17,8 @@ FP8 = Spec.parse("int4 g128 x e4m3 token")
 LAYOUT = PackLayout(family="plain", encoding="int4", n=256, k=512, padded_n=256, padded_k=512)
 
 
-def entry(name, *, cost=1.0, multiplies="bf16", reject=None, family="plain", tiles=(Tile(), Tile(block_m=64))):
+def entry(name, *, cost=1.0, multiplies="bf16", reject=None, family="plain", tiles=None):
+    tiles = (Tile(), Tile(block_m=64)) if tiles is None else tiles
     return KernelEntry(
         name=name,
         family=family,
