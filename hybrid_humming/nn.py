@@ -45,6 +45,7 @@ class Linear(nn.Module):
             self.register_buffer(name, tensor)
         self.register_buffer(_META, _meta(qweight))
         self.register_buffer("bias", bias)
+        self.__dict__["_cached"] = qweight
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, spec: Spec | str, **kwargs: Any) -> Linear:
@@ -74,8 +75,8 @@ class Linear(nn.Module):
 
     def _value(self) -> QWeight:
         # Rebuilt only after the buffers were replaced (to(device), load_state_dict): a frozen value can't follow them.
-        cached = self.__dict__.get("_cached")
-        if cached is None or cached.qweight is not self.qweight or cached.scale is not self.scale:
+        cached: QWeight = self.__dict__["_cached"]
+        if cached.qweight is not self.qweight or cached.scale is not self.scale:
             cached = self.__dict__["_cached"] = self.qweight_value
         return cached
 

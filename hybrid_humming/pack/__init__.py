@@ -1,4 +1,4 @@
-"""CanonicalWeight <-> QWeight: one module a layout family, each with `pack` and `unpack`."""
+"""CanonicalWeight <-> QWeight: one module a layout family, each with `make_layout`, `pack` and `unpack`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import importlib
 from typing import Any
 
 from hybrid_humming.errors import LayoutError
-from hybrid_humming.spec import PackLayout
-from hybrid_humming.weight import CanonicalWeight, QWeight
+from hybrid_humming.spec import PackLayout, Spec
+from hybrid_humming.weight import CanonicalWeight, Facts, QWeight
 
 FAMILIES = ("portable", "hopper")
 
@@ -36,10 +36,20 @@ def unpack(qweight: QWeight) -> CanonicalWeight:
     return weight
 
 
+def make_layout(family: str, spec: Spec, n: int, k: int, *, experts: int = 0, facts: Facts) -> PackLayout:
+    """Return the layout of family `family` for a weight [n, k]."""
+    layout: PackLayout = _family(family).make_layout(spec, n, k, experts, facts)
+    return layout
+
+
+def _family(name: str) -> Any:
+    if name not in FAMILIES:
+        raise LayoutError(f"unknown layout family {name!r}; this version knows {', '.join(FAMILIES)}")
+    return importlib.import_module(f"hybrid_humming.pack.{name}")
+
+
 def _module(layout: PackLayout) -> Any:
-    if layout.family not in FAMILIES:
-        raise LayoutError(f"unknown layout family {layout.family!r}; this version knows {', '.join(FAMILIES)}")
-    module = importlib.import_module(f"hybrid_humming.pack.{layout.family}")
+    module = _family(layout.family)
     if layout.version != module.VERSION:
         raise LayoutError(
             f"layout {layout.family} version {layout.version}: this version of hybrid_humming reads version "

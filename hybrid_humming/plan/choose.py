@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hybrid_humming.device import DeviceInfo
 from hybrid_humming.errors import FallbackRefused, LayoutError, PlanError, UnsupportedProblem
+from hybrid_humming.pack import make_layout
 from hybrid_humming.plan.fallback import fallback_reason
 from hybrid_humming.plan.registry import kernel, kernels, layouts
 from hybrid_humming.plan.tuned import Row, tuned
@@ -31,7 +32,7 @@ def choose_layout(
             continue
         reason = entry.reject(spec, n, k, device)
         if reason is None:
-            return entry.make(spec, n, k, experts, device, facts or Facts())
+            return make_layout(entry.family, spec, n, k, experts=experts, facts=facts or Facts())
         reasons.append(f"{entry.family}: {reason}")
     known = ", ".join(e.family for e in layouts())
     raise LayoutError(f"no layout holds '{spec}' [{n}, {k}] for {device.name}: {'; '.join(reasons) or f'known are {known}'}")
@@ -80,7 +81,7 @@ def choose_plan(problem: Problem, layout: PackLayout, device: DeviceInfo, *, fal
     problem = choice.problem
     for candidate in choice.candidates:
         multiplies = candidate.entry.multiplies(problem, device)
-        if fallback == "error" and multiplies != problem.spec.activation:
+        if fallback == "error" and fallback_reason(problem.spec.activation, multiplies, device):
             continue
         return make_plan(candidate, problem, layout, device)
     if choice.candidates:

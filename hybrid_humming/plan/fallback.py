@@ -31,8 +31,11 @@ def operand_format(activation: str, device: DeviceInfo) -> str:
 
 
 def fallback_reason(activation: str, multiplies: str, device: DeviceInfo) -> str:
-    """Return why `multiplies` stands in for `activation`, or an empty string when nothing does."""
-    if activation == multiplies:
+    """Return why `multiplies` stands in for `activation`, or an empty string when nothing does.
+
+    A CPU multiplies 16-bit floats as fp32: nothing is given up, so that is no fallback.
+    """
+    if activation == multiplies or (device.kind == "cpu" and activation in ("fp16", "bf16")):
         return ""
     if device.multiplies(activation):
         return f"{activation} activations are multiplied as {multiplies}: no kernel for {activation} operands fits this problem"

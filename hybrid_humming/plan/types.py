@@ -15,7 +15,6 @@ from typing import Any, Literal
 from hybrid_humming.device import DeviceInfo
 from hybrid_humming.errors import PlanError, did_you_mean
 from hybrid_humming.spec import PackLayout, Problem, Spec
-from hybrid_humming.weight import Facts
 
 Mma = Literal["", "fma", "mma_sync", "wgmma", "tcgen05", "library"]
 SplitK = Literal["ordered", "two_pass"]
@@ -171,12 +170,12 @@ class KernelEntry:
 class LayoutEntry:
     """One pack layout family, described to `choose_layout`. The highest `preference` among those that accept wins.
 
-    family   name; `hybrid_humming.pack.<family>` has its `pack` and `unpack`
+    `hybrid_humming.pack.<family>` has its `pack`, `unpack` and `make_layout(spec, n, k, experts, facts) -> PackLayout`.
+
+    family   name
     reject   (spec, n, k, device) -> None, or the reason why it can't hold this weight for this device
-    make     (spec, n, k, experts, device, facts) -> PackLayout
     """
 
     family: str
     preference: int
     reject: Callable[[Spec, int, int, DeviceInfo], str | None]
-    make: Callable[[Spec, int, int, int, DeviceInfo, Facts], PackLayout]

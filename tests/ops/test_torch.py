@@ -22,8 +22,8 @@ def arguments(qweight, x, bias=None, plan=""):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("line", ["int4 g128 x bf16", "uint4 g64 zp x fp16", "nvfp4 x bf16"])
-def test_opcheck_passes(line):
+@pytest.mark.parametrize("line", ["int4 g128 x bf16", "uint4 g64 zp x fp16", "e3m2 g32 x bf16"])
+def test_opcheck_passes(line):  # not with 8-bit float scales: opcheck itself calls allclose, which CPU float8 lacks
     x, qweight, _ = make(line)
     x = x.requires_grad_()
     torch.library.opcheck(torch.ops.hybrid_humming.gemm.default, (*arguments(qweight, x, torch.zeros(72)), torch.float32))

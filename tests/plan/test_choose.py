@@ -125,13 +125,15 @@ def test_plan_survives_json():
         assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_layouts_are_asked_in_order_of_preference():
+def test_layouts_are_asked_in_order_of_preference(monkeypatch):
+    made = lambda family, spec, n, k, experts, facts: dataclasses.replace(LAYOUT, family=family, n=n, k=k)  # noqa: E731
+    monkeypatch.setattr(choose, "make_layout", made)
+
     def layout(family, preference, reason):
         return LayoutEntry(
             family=family,
             preference=preference,
             reject=lambda spec, n, k, device: reason,
-            make=lambda spec, n, k, experts, device, facts: dataclasses.replace(LAYOUT, family=family, n=n, k=k),
         )
 
     registry.register_layout(layout("plain", 0, None))

@@ -1,0 +1,17 @@
+"""The oracle, in torch: slow, obvious, on any device. Every kernel is compared with it."""
+
+from hybrid_humming.reference.activation import QuantizedInput, dequantize_input, quantize_input
+from hybrid_humming.reference.dequantize import dequantize
+from hybrid_humming.reference.gemm import gemm
+from hybrid_humming.reference.quantize import quantize
+from hybrid_humming.reference.transform import apply_transform
+
+__all__ = [
+    "QuantizedInput",
+    "apply_transform",
+    "dequantize",
+    "dequantize_input",
+    "gemm",
+    "quantize",
+    "quantize_input",
+]
