@@ -17,6 +17,7 @@ from torch.nn import functional
 
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
+# Each sentence stands beside its paraphrase.
 SENTENCES = (
     "A man is playing the guitar on a small stage.",
     "Somebody performs music with a guitar in front of an audience.",
@@ -27,9 +28,9 @@ SENTENCES = (
     "The central bank raised interest rates to slow inflation.",
     "Borrowing became more expensive after the rate decision.",
     "She forgot her umbrella and came home soaked.",
-    "My laptop's battery lasts only two hours these days.",
-    "The children built a sandcastle before the tide came in.",
-    "Every even number greater than two is conjectured to be a sum of two primes.",
+    "Without an umbrella, she arrived home dripping wet.",
+    "My laptop has to be charged every two hours.",
+    "The battery of my notebook is empty after two hours.",
 )
 
 

@@ -36,7 +36,7 @@ def test_paraphrases_are_nearest_to_each_other(minilm):
     assert torch.allclose(embeddings.norm(dim=-1), torch.ones(len(embeddings)), atol=1e-5)
     assert pooled.shape == (len(minilm.SENTENCES), 384)
     nearest = (embeddings @ embeddings.T).fill_diagonal_(-1).argmax(dim=1).tolist()
-    assert nearest[:8] == [1, 0, 3, 2, 5, 4, 7, 6]
+    assert nearest == [i ^ 1 for i in range(len(minilm.SENTENCES))]
 
 
 def test_padding_changes_nothing(minilm):
