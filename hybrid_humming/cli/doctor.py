@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from hybrid_humming import __version__, env
-from hybrid_humming.errors import SettingError, did_you_mean
+from hybrid_humming.errors import DeviceError, SettingError, did_you_mean
 
 PACKAGES = ("torch", "triton", "numpy", "safetensors", "ml_dtypes")
 OPTIONAL = {
@@ -113,6 +113,24 @@ def _look_at_gpus(report: Report) -> None:
         )
         if sm < 75:
             report.problems.append(f"GPU {index}, {found.name}, is sm_{sm}; the kernels need sm_75 or newer")
+        else:
+            _look_at_formats(report, index)
+
+
+def _look_at_formats(report: Report, index: int) -> None:
+    """Name the activation formats that this GPU multiplies in another one's place."""
+    from hybrid_humming.device import DeviceInfo
+    from hybrid_humming.plan.fallback import SUBSTITUTES, operand_format
+
+    try:
+        device = DeviceInfo.of(f"cuda:{index}")
+    except DeviceError as error:
+        report.problems.append(str(error))
+        return
+    stand_ins = {fmt: operand_format(fmt, device) for fmt in SUBSTITUTES if not device.multiplies(fmt)}
+    if stand_ins:
+        pairs = ", ".join(f"{fmt} as {other}" for fmt, other in stand_ins.items())
+        report.limits.append(f"GPU {index} has no tensor cores for some activation formats; it multiplies {pairs}")
 
 
 def _look_at_compilers(report: Report) -> None:

@@ -5,6 +5,7 @@ import torch
 
 from hybrid_humming.cli import main
 from hybrid_humming.cli.doctor import Report, examine, show
+from hybrid_humming.device import DeviceInfo
 
 
 @pytest.fixture
@@ -66,6 +67,20 @@ def test_an_old_gpu_is_a_problem(clean, monkeypatch):
     report = examine()
     assert report.gpus == [{"index": 0, "name": "V100", "sm": 70, "sm_count": 80, "memory_gb": 16.0}]
     assert any("sm_70" in problem and "sm_75" in problem for problem in report.problems)
+
+
+def test_a_gpu_says_which_formats_others_stand_in_for(clean, monkeypatch):
+    class Ada:
+        major, minor, name, multi_processor_count, total_memory = 8, 9, "NVIDIA L40S", 142, 48e9
+
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Ada)
+    monkeypatch.setattr(DeviceInfo, "of", lambda device: DeviceInfo.named("l40s"))
+    [limit] = [line for line in examine().limits if line.startswith("GPU 0")]
+    assert "e2m1 as e4m3" in limit
+    assert "e4m3 as" not in limit
 
 
 def test_names_are_printed_as_they_are(capsys):
