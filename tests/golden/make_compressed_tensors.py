@@ -1,0 +1,121 @@
+"""Remake tests/golden/ct-* (packed by compressed-tensors' own functions) and llmcompressor-* (llm-compressor's oneshot).
+
+python -m venv ct && ct/bin/pip install torch==2.13.0 llmcompressor==0.14.0.1 compressed-tensors==0.19.0
+HF_HUB_OFFLINE=1 ct/bin/python tests/golden/make_compressed_tensors.py [folder names]
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.utils import calculate_qparams
+from safetensors.torch import load_file, save_file
+
+HERE = Path(__file__).parent
+N, K, G = 20, 64, 32  # N no multiple of 32: zero points packed along N end in a partial word
+LAYER = "model.layers.0.mlp.down_proj"
+SMALL = {
+    f"ct-pack-w{bits}-{strategy}-{'sym' if sym else 'asym'}": (bits, strategy, sym)
+    for bits in (3, 4, 5, 6, 7, 8)
+    for strategy in ("group", "channel")
+    for sym in (True, False)
+    if strategy == "group" or bits in (3, 4, 8)
+}
+SCHEMES = {
+    "llmcompressor-w4a16": ("W4A16", "k_proj"),
+    "llmcompressor-w4a16-asym": ("W4A16_ASYM", "k_proj"),
+    "llmcompressor-w4a8": ("W4A8", "k_proj"),
+    "llmcompressor-w8a8": ("W8A8", "k_proj"),
+    "llmcompressor-fp8-dynamic": ("FP8_DYNAMIC", "k_proj"),
+    "llmcompressor-fp8-block": ("FP8_BLOCK", "gate_proj"),
+    "llmcompressor-nvfp4a16": ("NVFP4A16", "k_proj"),
+    "llmcompressor-mxfp4a16": ("MXFP4A16", "k_proj"),
+    "llmcompressor-mxfp8a16": ("MXFP8A16", "k_proj"),
+}
+
+
+def in_fp32(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Scales widened, so that the exporter's own arithmetic does not round to 16 bits."""
+    return {k: v.float() if k == "weight_scale" and v.dtype in (torch.bfloat16, torch.float16) else v for k, v in parts.items()}
+
+
+def decompressed(parts: dict[str, torch.Tensor], scheme: QuantizationScheme) -> torch.Tensor:
+    compressor = BaseCompressor.get_value_from_registry(scheme.format)
+    return compressor.decompress(in_fp32(parts), scheme)["weight"].float().contiguous()
+
+
+def write(folder: Path, config: dict, tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(expected, folder / "expected.safetensors")
+
+
+def make_small(name: str, bits: int, strategy: str, sym: bool) -> None:
+    """One layer, quantized from minimum and maximum and packed by compressed-tensors' functions."""
+    args = QuantizationArgs(
+        num_bits=bits, type="int", symmetric=sym, strategy=strategy, group_size=G if strategy == "group" else None
+    )
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, format="pack-quantized")
+    weight = torch.randn(N, K, generator=torch.Generator().manual_seed(bits))
+    # One row all positive and one all negative: zero points at both ends of their range.
+    weight[0], weight[1] = weight[0].abs(), -weight[1].abs()
+    groups = weight.reshape(N, -1, G) if strategy == "group" else weight.reshape(N, 1, K)
+    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
+    state = {"weight": weight, "weight_scale": scale.bfloat16(), "weight_zero_point": zero}
+    parts = BaseCompressor.get_value_from_registry("pack-quantized").compress(state, scheme)
+    config = {"config_groups": {"group_0": scheme.model_dump(mode="json")}, "format": "pack-quantized", "ignore": ["lm_head"]}
+    config |= {"quant_method": "compressed-tensors", "quantization_status": "compressed"}
+    write(
+        HERE / name,
+        {"model_type": "llama", "dtype": "bfloat16", "quantization_config": config},
+        {f"{LAYER}.{part}": tensor for part, tensor in parts.items()},
+        {LAYER: decompressed(parts, scheme)},
+    )
+
+
+def make_oneshot(name: str, preset: str, keep: str) -> None:
+    """A tiny Llama through llm-compressor's data-free oneshot; one of its layers is kept."""
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    inner = 144 if "BLOCK" in preset else 128  # the last of its blocks is partial
+    llama = LlamaConfig(
+        hidden_size=128, intermediate_size=inner, num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=1, head_dim=16,
+        vocab_size=64, max_position_embeddings=64, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    with tempfile.TemporaryDirectory() as scratch:
+        source, target = Path(scratch) / "in", Path(scratch) / "out"
+        LlamaForCausalLM(llama).bfloat16().save_pretrained(source)
+        PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[UNK]").save_pretrained(source)
+        recipe = QuantizationModifier(targets="Linear", scheme=preset, ignore=["lm_head"])
+        oneshot(model=str(source), output_dir=str(target), recipe=recipe)
+        config = json.loads((target / "config.json").read_text())
+        tensors = {k: v for file in target.glob("*.safetensors") for k, v in load_file(file).items()}
+    quantization = config["quantization_config"]
+    kept = {k: v for k, v in tensors.items() if f".{keep}." in k}
+    table = {k: v for k, v in quantization["config_groups"]["group_0"].items() if v is not None}
+    scheme = QuantizationScheme.model_validate(table)
+    scheme.format = table.get("format") or quantization["format"]
+    expected = {}
+    for layer in sorted({k.rpartition(".")[0] for k in kept}):
+        parts = {k.rpartition(".")[2]: v for k, v in kept.items() if k.startswith(f"{layer}.")}
+        expected[layer] = decompressed(parts, scheme)
+    shown = {"model_type": "llama", "dtype": config.get("dtype", config.get("torch_dtype")), "quantization_config": quantization}
+    write(HERE / name, shown, kept, expected)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or [*SMALL, *SCHEMES]:
+        if name in SMALL:
+            make_small(name, *SMALL[name])
+        else:
+            make_oneshot(name, *SCHEMES[name])
