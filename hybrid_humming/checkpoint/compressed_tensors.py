@@ -1,37 +1,36 @@
-"""compressed-tensors (llm-compressor), format pack-quantized: integers of 1 to 8 bits in int32 words.
+"""compressed-tensors (llm-compressor): which layout a module has; the layouts themselves are in ct_packed, ct_plain, ct_float4.
 
-    weight_packed      [N, K*b/32]  int32  codes as one bit stream along K, low bits first; code = q + 2^(b-1)
-    weight_scale       [N, K/G]     fp16 | bf16 | fp32;  channel [N, 1], tensor [1]
-    weight_shape       [2]          int64 (N, K)
-    weight_zero_point  [N*b/32, K/G] int32, packed along N the same way;  or int8 [N, K/G], plain
-    weight_g_idx       [K]          int32, group of each column (actorder "group", written by older versions)
-    input_scale        [1]          static scale of the activations
-
-    w[n, k] = (code - zero_point) * scale;   symmetric: zero_point = 2^(b-1)
-
-Older versions packed 32 // b whole codes a word for widths that do not divide 32; the packed width tells the two apart.
+pack-quantized                                   ct_packed  weight_packed int32, integers of 1 to 8 bits
+int-quantized, float-quantized, naive-quantized  ct_plain   weight int8 or e4m3, one code an element
+mxfp8-quantized                                  ct_plain   weight e4m3, weight_scale e8m0 as uint8
+nvfp4-pack-quantized, mxfp4-pack-quantized       ct_float4  weight_packed uint8, two e2m1 codes a byte
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
-from hybrid_humming.checkpoint.act_order import group_order, reorder
-from hybrid_humming.checkpoint.bits import lane_words, stream_words, unpack_lanes, unpack_stream
+from hybrid_humming.checkpoint import ct_float4, ct_packed, ct_plain
 from hybrid_humming.checkpoint.config import QuantConfig
-from hybrid_humming.checkpoint.ct_scheme import Scheme, Schemes, activation_fields
-from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
-from hybrid_humming.dtypes import from_torch
-from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
-from hybrid_humming.spec import Spec
-from hybrid_humming.weight import CanonicalWeight
+from hybrid_humming.checkpoint.ct_scheme import Schemes
+from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer
+from hybrid_humming.errors import UnknownQuantMethod, did_you_mean
 
-Tensor = torch.Tensor
-
-SCALES = ("F16", "BF16", "F32")
 QUANTIZED = ("weight_packed", "weight_scale")
+LAYOUTS = {
+    "pack-quantized": ct_packed.describe,
+    "int-quantized": ct_plain.describe,
+    "float-quantized": ct_plain.describe,
+    "naive-quantized": ct_plain.describe,
+    "mxfp8-quantized": ct_plain.describe,
+    "nvfp4-pack-quantized": ct_float4.describe,
+    "mxfp4-pack-quantized": ct_float4.describe,
+}
+# Formats of older versions, with what to do.
+REFUSED = {
+    "marlin-24": "2:4 sparse in Marlin's order; requantize the original checkpoint",
+    "sparse-24-bitmask": "2:4 sparse; requantize the original checkpoint",
+    "sparse-bitmask": "sparse; requantize the original checkpoint",
+    "dense": "its weights are not quantized",
+}
 
 
 class CompressedTensors(Importer):
@@ -54,116 +53,10 @@ class CompressedTensors(Importer):
         if not any(part in parts for part in QUANTIZED):
             return None
         scheme = self.schemes.of(name)
-        if scheme.format != "pack-quantized":
-            raise UnknownQuantMethod(f"{name}: compressed-tensors format {scheme.format!r} is not read; pack-quantized is")
-        return self.describe_packed(name, parts, scheme)
-
-    def describe_packed(self, name: str, parts: Parts, scheme: Scheme) -> StoredLayer:
-        """Return a pack-quantized layer."""
-        args = scheme.weights
-        needed = ["weight_packed", "weight_scale", "weight_shape"]
-        needed += [] if args.symmetric else ["weight_zero_point"]
-        needed += ["weight_g_idx"] if args.actorder in ("group", "dynamic") else []
-        require(name, parts, tuple(needed), "pack-quantized")
-        n, k = _logical_shape(name, parts)
-        spec = self.packed_spec(name, parts, scheme, k)
-        spec.check_shape(n, k)
-        _check_packed(name, parts, spec, n, k)
-        static = ("input_scale",) if spec.activation_granularity == "tensor" else ()
-        require(name, parts, static, f"'{spec}'")
-        used = pick(parts, *needed, "weight_g_idx", *static, *self.bias_parts)
-
-        def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-            return convert_packed(name, spec, n, k, tensors)
-
-        return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert)
-
-    def packed_spec(self, name: str, parts: Parts, scheme: Scheme, k: int) -> Spec:
-        """Return the spec that the scheme and the stored scale's dtype mean."""
-        args, scale = scheme.weights, parts["weight_scale"]
-        if args.kind != "int" or args.strategy not in ("tensor", "channel", "group"):
+        layout = LAYOUTS.get(scheme.format)
+        if layout is None:
+            why = f": {REFUSED[scheme.format]}." if scheme.format in REFUSED else f"; readable are {', '.join(LAYOUTS)}."
             raise UnknownQuantMethod(
-                f"{name}: pack-quantized holds int by tensor, channel or group, not {args.kind} by {args.strategy}"
+                f"{name}: compressed-tensors format {scheme.format!r} is not read{why}{did_you_mean(scheme.format, LAYOUTS)}"
             )
-        if scale.dtype not in SCALES:
-            raise CheckpointMismatch(f"{name}: weight_scale is {scale}, expected one of {', '.join(SCALES)}")
-        stored = from_torch(scale.torch_dtype).name
-        default = self.config.activation or (stored if stored in ("fp16", "bf16") else "bf16")
-        return Spec(
-            weight=args.element if args.symmetric else f"u{args.element}",
-            granularity=args.strategy,
-            group_size=args.group_size if args.strategy == "group" else None,
-            scale=stored,
-            zero_point=not args.symmetric,
-            **activation_fields(scheme, default),
-        )
-
-
-def convert_packed(name: str, spec: Spec, n: int, k: int, tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-    """Return the weight in the clear from the tensors of a pack-quantized layer."""
-    bits, words = spec.bits, tensors["weight_packed"]
-    dense = words.shape[-1] == stream_words(k, bits)
-    codes = (unpack_stream if dense else unpack_lanes)(words, bits, k)
-    columns = spec.scale_shape(n, k)[1]
-    scale = tensors["weight_scale"].reshape(-1, columns)
-    zero_point = None
-    if spec.has_zero_point:
-        stored = tensors["weight_zero_point"]
-        if stored.dtype == torch.int32:
-            dense = stored.shape[0] == stream_words(scale.shape[0], bits)
-            zero_point = (unpack_stream if dense else unpack_lanes)(stored, bits, scale.shape[0], dim=0)
-        else:
-            zero_point = (stored.to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8).reshape(-1, columns)
-    static = tensors.get("input_scale")
-    weight = CanonicalWeight(
-        spec=spec,
-        codes=codes,
-        scale=scale.contiguous(),
-        zero_point=zero_point,
-        input_scale=None if static is None else static.float().reshape(1),
-        bias=tensors.get("bias"),
-    )
-    g_idx = tensors.get("weight_g_idx")
-    # -1 is what the module was initialised with: no order was ever set.
-    if g_idx is None or bool((g_idx == -1).all()):
-        return weight
-    return reorder(weight, group_order(name, g_idx, spec.group_size or k, columns))
-
-
-def _logical_shape(name: str, parts: Parts) -> tuple[int, int]:
-    """Return (N, K) from weight_shape, the one stored tensor that is read while describing (16 bytes)."""
-    packed, info = parts["weight_packed"], parts["weight_shape"]
-    if packed.dtype != "I32" or len(packed.shape) != 2:
-        raise CheckpointMismatch(f"{name}: weight_packed is {packed}, expected I32 [N, words]")
-    expect(name, info, ("I64", "I32"), (2,), "(N, K)")
-    n, k = (int(size) for size in info.read())
-    if n != packed.shape[0]:
-        raise CheckpointMismatch(f"{name}: weight_packed has {packed.shape[0]} rows, but weight_shape says [{n}, {k}]")
-    return n, k
-
-
-def _check_packed(name: str, parts: Parts, spec: Spec, n: int, k: int) -> None:
-    bits, words = spec.bits, parts["weight_packed"].shape[1]
-    widths = {stream_words(k, bits), lane_words(k, bits)}
-    if words not in widths:
-        raise CheckpointMismatch(
-            f"{name}: weight_packed has {words} words a row, but K={k} (weight_shape) at {bits} bits takes "
-            f"{' or '.join(map(str, sorted(widths)))}; one of the two was cut without the other"
-        )
-    rows, columns = spec.scale_shape(n, k)
-    why = f"K={k} in groups of {spec.group_size}" if spec.group_size else f"{spec.granularity} scale of [{n}, {k}]"
-    if spec.granularity != "tensor" or parts["weight_scale"].numel != 1:
-        expect(name, parts["weight_scale"], SCALES, (rows, columns), why)
-    zero = parts.get("weight_zero_point")
-    if spec.has_zero_point and zero is not None:
-        packed = {(width(rows, bits), columns) for width in (stream_words, lane_words)}
-        plain = zero.dtype == "I8" and zero.numel == rows * columns
-        if not plain and (zero.dtype != "I32" or zero.shape not in packed):
-            raise CheckpointMismatch(
-                f"{name}: weight_zero_point is {zero}, expected packed I32 {list(max(packed))} or "
-                f"plain I8 {[rows, columns]} ({why})"
-            )
-    if "weight_g_idx" in parts:
-        expect(name, parts["weight_g_idx"], ("I32", "I64"), (k,))
-    if "bias" in parts:
-        expect(name, parts["bias"], SCALES, (n,))
+        return layout(name, parts, scheme, self.config.activation)

@@ -1,4 +1,4 @@
-"""compressed-tensors' config: which scheme a module falls under, and the Spec fields that it means.
+"""compressed-tensors' config: which scheme a module falls under, the Spec that it means, and what all its layouts share.
 
     config_groups: {group: {targets, weights, input_activations, format}}, ignore, format
 
@@ -11,11 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from hybrid_humming.checkpoint.config import QuantConfig
+from hybrid_humming.checkpoint.registry import Parts, expect, require
 from hybrid_humming.checkpoint.rules import best_target, names
+from hybrid_humming.dtypes import from_torch
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
+from hybrid_humming.spec import Spec
 
 FORMATS = {("int", b): f"int{b}" for b in range(1, 9)} | {("float", 8): "e4m3", ("float", 4): "e2m1"}
+SCALES = ("F16", "BF16", "F32")
 STRATEGIES = ("tensor", "channel", "token", "group", "block", "tensor_group")
 
 
@@ -101,6 +107,58 @@ def activation_fields(scheme: Scheme, default: str) -> dict[str, Any]:
         f"{args.where}: {kind} activations of strategy {args.strategy!r} are not read; allowed are dynamic token, static tensor, "
         "group and tensor_group"
     )
+
+
+def stored_scale(name: str, parts: Parts) -> str:
+    """Return the format (fp16, bf16, fp32) in which weight_scale is stored."""
+    scale = parts["weight_scale"]
+    if scale.dtype not in SCALES:
+        raise CheckpointMismatch(f"{name}: weight_scale is {scale}, expected one of {', '.join(SCALES)}")
+    return from_torch(scale.torch_dtype).name
+
+
+def integer_spec(name: str, parts: Parts, scheme: Scheme, activation: str | None) -> Spec:
+    """Return the spec of a weight with float scales, integer or e4m3, that `scheme` and the stored scale's dtype mean."""
+    args, scale = scheme.weights, stored_scale(name, parts)
+    default = activation or (scale if scale in ("fp16", "bf16") else "bf16")
+    return Spec(
+        weight=args.element if args.symmetric else f"u{args.element}",
+        granularity=args.strategy,
+        group_size=args.group_size if args.strategy == "group" else None,
+        block=args.block if args.strategy == "block" else None,
+        scale=scale,
+        zero_point=not args.symmetric,
+        **activation_fields(scheme, default),
+    )
+
+
+def check_scale(name: str, parts: Parts, spec: Spec, n: int, k: int, dtypes: tuple[str, ...]) -> None:
+    """Raise CheckpointMismatch, with both shapes, unless weight_scale and bias are those of a weight [n, k] of `spec`."""
+    shape, scale = spec.scale_shape(n, k), parts["weight_scale"]
+    why = f"K={k} in groups of {spec.group_size}" if spec.group_size else f"{spec.granularity} scale of [{n}, {k}]"
+    if spec.granularity != "tensor" or scale.numel != 1:
+        expect(name, scale, dtypes, shape, why)
+    if "bias" in parts:
+        expect(name, parts["bias"], SCALES, (n,))
+
+
+def static_parts(name: str, parts: Parts, spec: Spec) -> tuple[str, ...]:
+    """Return the parts that static activation scales take; raises MissingTensor if the spec needs one that is not there."""
+    if spec.activation_granularity != "tensor" and not spec.activation_secondary:
+        return ()
+    needed = "input_global_scale" if spec.activation_secondary else "input_scale"
+    require(name, parts, (needed,), f"'{spec}'")
+    return (needed, "input_zero_point")
+
+
+def static_input(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """Return the static scale of the activations, fp32 [1], or None; input_global_scale is stored as a divisor."""
+    zero = tensors.get("input_zero_point")
+    if zero is not None and bool(zero.float().any()):
+        raise UnknownQuantMethod(f"{name}: input_zero_point is {zero.flatten()[0].item()}; asymmetric activations are not read")
+    if "input_global_scale" in tensors:
+        return 1 / tensors["input_global_scale"].float().reshape(1)
+    return tensors["input_scale"].float().reshape(1) if "input_scale" in tensors else None
 
 
 def _scheme(config: QuantConfig, group: str, table: Mapping[str, Any]) -> Scheme:

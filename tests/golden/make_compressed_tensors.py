@@ -11,7 +11,9 @@ from pathlib import Path
 
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file, save_file
 
@@ -44,6 +46,11 @@ def in_fp32(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def decompressed(parts: dict[str, torch.Tensor], scheme: QuantizationScheme) -> torch.Tensor:
+    if scheme.format == "nvfp4-pack-quantized":  # its decompress works in bf16: the same two functions, in fp32
+        n, half = parts["weight_packed"].shape
+        values = unpack_fp4_from_uint8(parts["weight_packed"], n, half * 2, torch.float32)
+        scale, divisor = parts["weight_scale"].float(), parts["weight_global_scale"]
+        return dequantize(values, scale, args=scheme.weights, global_scale=divisor, dtype=torch.float32).contiguous()
     compressor = BaseCompressor.get_value_from_registry(scheme.format)
     return compressor.decompress(in_fp32(parts), scheme)["weight"].float().contiguous()
 
