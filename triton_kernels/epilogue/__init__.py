@@ -1,0 +1,1 @@
+"""Everything between the accumulator and the store."""

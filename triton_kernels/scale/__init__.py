@@ -1,0 +1,1 @@
+"""Scales and zero points: where a tile finds its own, and what their stored bits mean."""
