@@ -1,0 +1,92 @@
+"""Packing loses nothing: unpack(pack(w)) == w, for every format and ragged shape."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hybrid_humming as hh
+from hybrid_humming.errors import LayoutError
+from hybrid_humming.pack import portable
+
+FORMATS = [f"int{b}" for b in range(1, 9)] + ["e0m1", "e2m1", "e3m2", "e2m3", "e4m3", "e5m2", "e3m4", "e1m3"]
+
+
+def canonical(fmt, n, k, experts=0, seed=0, zero=None):
+    gen = torch.Generator().manual_seed(seed)
+    lead = (experts,) if experts else ()
+    line = f"{fmt} channel x bf16" if zero is None else f"{fmt} channel zp x bf16"
+    spec = hh.Spec.parse(line)
+    return hh.CanonicalWeight(
+        spec=spec,
+        codes=torch.randint(0, 2**spec.bits, (*lead, n, k), generator=gen, dtype=torch.uint8),
+        scale=torch.rand(*lead, n, 1, generator=gen).bfloat16(),
+        zero_point=None if zero is None else torch.randint(0, 2**spec.bits, (*lead, n, 1), generator=gen, dtype=torch.uint8),
+    )
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    fmt=st.sampled_from(FORMATS), n=st.integers(1, 70), k=st.integers(1, 700), experts=st.sampled_from([0, 0, 1, 3]),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_unpack_is_the_inverse_of_pack(fmt, n, k, experts, seed):
+    weight = canonical(fmt, n, k, experts, seed)
+    packed = hh.pack_weight(weight)
+    back = hh.unpack_weight(packed)
+    assert torch.equal(back.codes, weight.codes) and torch.equal(back.scale, weight.scale)
+    assert packed.shape == ((experts, n, k) if experts else (n, k))
+
+
+def test_zero_points_and_the_small_tensors_survive():
+    weight = canonical("uint3", 24, 100, zero=True).replace(
+        input_scale=torch.ones(1), transform=hh.InputTransform(permutation=torch.randperm(100).int())
+    )
+    back = hh.unpack_weight(hh.pack_weight(weight))
+    assert torch.equal(back.zero_point, weight.zero_point)
+    assert back.input_scale is weight.input_scale and back.transform is weight.transform
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_no_width_is_padded_to_the_next_power_of_two(bits):
+    layout = hh.choose_layout(f"int{bits} channel x bf16", 64, 512, "cpu")
+    packed = hh.pack_weight(canonical(f"int{bits}", 64, 512))
+    assert packed.qweight.numel() * 32 == 64 * 512 * bits and packed.layout == layout
+
+
+def test_the_words_are_those_of_the_documentation():
+    """word[(s // f) * 16 + r, n] bits [p * (s % f), p) = code[n, 16 s + r]."""
+    weight = canonical("int4", 3, 256)
+    words = hh.pack_weight(weight).qweight.long() & 0xFFFFFFFF
+    for k in (0, 1, 15, 16, 127, 128, 255):
+        s, r = k // 16, k % 16
+        assert torch.equal((words[(s // 8) * 16 + r] >> (4 * (s % 8))) & 15, weight.codes[:, k].long())
+    weight = canonical("int7", 3, 512)
+    words = hh.pack_weight(weight).qweight.long() & 0xFFFFFFFF
+    rows = portable.plane_rows(7, 512)
+    assert rows == (64, 32, 16)
+    for k in (0, 17, 300, 511):
+        s, r, code = k // 16, k % 16, 0
+        for first, width, shift in ((0, 4, 0), (64, 2, 4), (96, 1, 6)):
+            f = 32 // width
+            code = code | ((words[first + (s // f) * 16 + r] >> (width * (s % f))) & (2**width - 1)) << shift
+        assert torch.equal(code, weight.codes[:, k].long())
+
+
+def test_packed_bytes_of_another_version_are_refused():
+    packed = hh.pack_weight(canonical("int4", 8, 64))
+    import dataclasses
+
+    other = packed.replace(layout=dataclasses.replace(packed.layout, version=9))
+    with pytest.raises(LayoutError, match=r"portable version 9: this version of hybrid_humming reads version 1"):
+        hh.unpack_weight(other)
+    with pytest.raises(LayoutError, match=r"unknown layout family 'nothing'"):
+        hh.unpack_weight(packed.replace(layout=dataclasses.replace(packed.layout, family="nothing")))
+
+
+def test_a_layout_for_another_weight_is_refused():
+    from hybrid_humming.pack import pack
+
+    weight = canonical("int4", 8, 64)
+    with pytest.raises(LayoutError, match=r"is for \[0, 16, 64\], but the weight is \[0, 8, 64\]"):
+        pack(weight, hh.choose_layout("int4 channel x bf16", 16, 64, "cpu"))
