@@ -16,7 +16,7 @@ FOLDERS = sorted(folder.name for folder in GOLDEN.iterdir() if (folder / "expect
 # What the files alone don't say.
 OPTIONS = {"gptqmodel-w4-g16-asym-unlabelled": ReadOptions(gptq_zero_points="v1")}
 # Their arithmetic can't be had bit for bit: the exporter divides by a global scale where a spec multiplies.
-ROUNDED = ("llmcompressor-nvfp4",)
+ROUNDED = ("llmcompressor-nvfp4", "ct-nvfp4")
 
 
 def in_order(weight: CanonicalWeight) -> torch.Tensor:

@@ -27,6 +27,30 @@ SMALL = {
     for sym in (True, False)
     if strategy == "group" or bits in (3, 4, 8)
 }
+STATIC = {
+    "ct-int-w8-group-asym": (
+        "int-quantized",
+        {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "group", "group_size": G},
+        None,
+    ),
+    "ct-float-w8-tensor-static": (
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "tensor"},
+        {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
+    ),
+    "ct-nvfp4-w4a4": (
+        "nvfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "scale_dtype": torch.float8_e4m3fn},
+        {
+            "num_bits": 4,
+            "type": "float",
+            "strategy": "tensor_group",
+            "group_size": 16,
+            "scale_dtype": torch.float8_e4m3fn,
+            "dynamic": "local",
+        },
+    ),
+}
 SCHEMES = {
     "llmcompressor-w4a16": ("W4A16", "k_proj"),
     "llmcompressor-w4a16-asym": ("W4A16_ASYM", "k_proj"),
@@ -85,6 +109,36 @@ def make_small(name: str, bits: int, strategy: str, sym: bool) -> None:
     )
 
 
+def make_static(name: str, layout: str, weights: dict, inputs: dict | None) -> None:
+    """One layer with scales that calibration would give, compressed by compressed-tensors' functions."""
+    args = QuantizationArgs(**weights)
+    given = QuantizationArgs(**inputs) if inputs else None
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=given, format=layout)
+    weight = torch.randn(N, K, generator=torch.Generator().manual_seed(len(name)))
+    size = args.group_size or K
+    groups = weight.reshape(1, 1, -1) if args.strategy == "tensor" else weight.reshape(N, -1, size)
+    state = {"weight": weight}
+    if args.num_bits == 4:
+        state["weight_global_scale"] = 448 * 6 / weight.abs().amax().reshape(1)
+        scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), args, global_scale=state["weight_global_scale"])
+        state["input_global_scale"] = torch.tensor([123.0])
+    else:
+        scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
+        scale, zero = (scale.reshape(1), zero.reshape(1)) if args.strategy == "tensor" else (scale, zero)
+        if inputs:
+            state["input_scale"] = torch.tensor([0.0375])
+    state |= {"weight_scale": scale, "weight_zero_point": zero}
+    parts = BaseCompressor.get_value_from_registry(layout).compress(state, scheme)
+    config = {"config_groups": {"group_0": scheme.model_dump(mode="json")}, "format": layout, "ignore": ["lm_head"]}
+    config |= {"quant_method": "compressed-tensors", "quantization_status": "compressed"}
+    write(
+        HERE / name,
+        {"model_type": "llama", "dtype": "bfloat16", "quantization_config": config},
+        {f"{LAYER}.{part}": tensor for part, tensor in parts.items()},
+        {LAYER: decompressed(parts, scheme)},
+    )
+
+
 def make_oneshot(name: str, preset: str, keep: str) -> None:
     """A tiny Llama through llm-compressor's data-free oneshot; one of its layers is kept."""
     from llmcompressor import oneshot
@@ -121,8 +175,10 @@ def make_oneshot(name: str, preset: str, keep: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or [*SMALL, *SCHEMES]:
+    for name in sys.argv[1:] or [*SMALL, *STATIC, *SCHEMES]:
         if name in SMALL:
             make_small(name, *SMALL[name])
+        elif name in STATIC:
+            make_static(name, *STATIC[name])
         else:
             make_oneshot(name, *SCHEMES[name])
