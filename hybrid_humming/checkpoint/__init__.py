@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hybrid_humming.checkpoint.listing import LayerReport, inspect
 from hybrid_humming.checkpoint.opened import Checkpoint, Trouble
 from hybrid_humming.checkpoint.registry import ReadOptions
 
-__all__ = ["Checkpoint", "ReadOptions", "Trouble", "load_canonical"]
+__all__ = ["Checkpoint", "LayerReport", "ReadOptions", "Trouble", "inspect", "load_canonical"]
 
 
 def load_canonical(

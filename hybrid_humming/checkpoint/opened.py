@@ -22,7 +22,6 @@ class Trouble:
 
     name: str
     error: HybridHummingError
-    shape: tuple[int, ...] = ()
     stored_bytes: int = 0
 
     @property

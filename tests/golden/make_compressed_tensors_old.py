@@ -1,7 +1,8 @@
 """Remake tests/golden/ct09-*: layers packed by compressed-tensors 0.9.4, which fills words with whole codes and has g_idx.
 
-    python -m venv old && old/bin/pip install torch==2.13.0 transformers pydantic && old/bin/pip install --no-deps compressed-tensors==0.9.4
-    old/bin/python tests/golden/make_compressed_tensors_old.py
+python -m venv old && old/bin/pip install torch==2.13.0 transformers pydantic
+old/bin/pip install --no-deps compressed-tensors==0.9.4
+old/bin/python tests/golden/make_compressed_tensors_old.py
 """
 
 import json

@@ -1,0 +1,98 @@
+"""A checkpoint on disk -> packed weights: `hh.load`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from hybrid_humming.api import Device, pack_weight
+from hybrid_humming.checkpoint import Checkpoint, ReadOptions
+from hybrid_humming.errors import CheckpointMismatch
+from hybrid_humming.spec import Spec
+from hybrid_humming.weight import QWeight
+
+
+class Loaded(Mapping[str, tuple[QWeight, Spec]]):
+    """Layer name -> (packed weight, its spec). Lazy: a layer is read and packed each time it is asked for; nothing is kept.
+
+    checkpoint  the opened files: `layers`, `rest` (names of the unquantized tensors), `tensor(name)`
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, device: Device | None, activation: str | None) -> None:
+        self.checkpoint = checkpoint
+        self._device = device
+        self._activation = activation
+        self._specs = {name: self._served(name, layer.spec) for name, layer in checkpoint.layers.items()}
+
+    def __getitem__(self, name: str) -> tuple[QWeight, Spec]:
+        weight = self.checkpoint[name]
+        # The act-order of a layer may have refined its groups: the data's own spec counts.
+        spec = self._served(name, weight.spec)
+        qweight = pack_weight(weight.replace(spec=spec), device=self._device)
+        return qweight, qweight.spec
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._specs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def spec(self, name: str) -> Spec:
+        """Return a layer's spec without reading its weight; raises MissingTensor (a KeyError) for an unknown name."""
+        return self._specs[self.checkpoint.layer(name).name]
+
+    def bias(self, name: str) -> torch.Tensor | None:
+        """Return a layer's bias [N] as stored, or None: what `hh.gemm` takes as `bias`."""
+        info = self.checkpoint.layer(name).parts.get("bias")
+        return None if info is None else info.read()
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return any stored tensor by its full name, such as a norm."""
+        return self.checkpoint.tensor(name)
+
+    def _served(self, name: str, spec: Spec) -> Spec:
+        return spec if self._activation is None else with_activation(name, spec, self._activation)
+
+
+def load(
+    path: str | Path,
+    *,
+    device: Device | None = None,
+    activation: str | None = None,
+    strict: bool = True,
+    validate: bool = True,
+    gptq_zero_points: str | None = None,
+) -> Loaded:
+    """Return the quantized layers of the checkpoint at `path`: name -> (QWeight, Spec), packed for `device`, lazily.
+
+        qweight, spec = hh.load(path)["model.layers.0.mlp.down_proj"]
+
+    activation        the activation half to serve every layer with in place of the checkpoint's own: "mxfp8", "e4m3 token"
+    strict            refuse at once if a layer lacks a tensor or anything quantized would stay unread; lists them all
+    validate          refuse a layer with NaN or infinite scales when it is read
+    gptq_zero_points  v1 or v2, for asymmetric GPTQ files that don't say which they are
+    """
+    options = ReadOptions(gptq_zero_points=gptq_zero_points)
+    checkpoint = Checkpoint(path, strict=strict, validate=validate, options=options)
+    return Loaded(checkpoint, device=device, activation=activation)
+
+
+def with_activation(name: str, spec: Spec, activation: str) -> Spec:
+    """Return `spec` with another activation half, every stored scale as it is; raises where static scales contradict it."""
+    half = Spec.parse(f"int8 channel x {activation}")
+    fields = {f.name: getattr(half, f.name) for f in dataclasses.fields(Spec) if f.name.startswith("activation")}
+    if all(getattr(spec, field) == value for field, value in fields.items()):
+        return spec
+    if spec.activation_granularity == "tensor" or spec.activation_secondary:
+        raise CheckpointMismatch(
+            f"{name}: activation={activation!r} was asked for, but the checkpoint has static input scales for '{spec}'; "
+            "leave activation out, or load a checkpoint without them"
+        )
+    out_dtype = half.out_dtype if "->" in activation or not half.quantizes_activation else spec.out_dtype
+    return dataclasses.replace(spec, **fields, out_dtype=out_dtype)

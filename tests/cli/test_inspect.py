@@ -1,0 +1,44 @@
+"""hybrid-humming inspect PATH."""
+
+import json
+
+from hybrid_humming.cli import main
+from tests.checkpoint.build import GOLDEN, LAYER, changed
+
+
+def test_a_line_for_each_layer_and_the_totals(capsys):
+    assert main(["inspect", str(GOLDEN / "autoround-gptq-w4-asym")]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split() == ["layer", "spec", "shape", "stored", "packed"]
+    assert [line for line in out if LAYER in line and "uint4 g32 zp x fp16" in line and "32x64" in line and line.endswith("ok")]
+    assert out[-1].startswith("2 quantized layers, 0 can't be read: 1 x 'uint4 g32 zp x fp16'")
+
+
+def test_json_holds_what_the_table_shows(capsys):
+    assert main(["inspect", str(GOLDEN / "gptqmodel-w4-g16-sym-v1"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["layers"] == [
+        {
+            "name": LAYER,
+            "spec": "int4 g16 x fp16",
+            "shape": [32, 64],
+            "stored_bytes": 32 * 64 // 2 + 4 * 32 * 2 + 4 * 32 // 2 + 64 * 4,
+            "packed_bytes": 32 * 64 // 2 + 4 * 32 * 2,
+            "reason": None,
+            "supported": True,
+        }
+    ]
+    assert report["summary"]["bytes_in_16_bits"] == 2 * 32 * 64
+    assert report["summary"]["specs"] == {"int4 g16 x fp16": 1}
+
+
+def test_what_cannot_be_read_says_why_and_sets_the_exit_code(tmp_path, capsys):
+    path = changed(tmp_path, "gptqmodel-w4-g16-asym-v2", quantization={"checkpoint_format": None})
+    assert main(["inspect", str(path)]) == 1
+    assert "say which with gptq_zero_points='v1' or 'v2'" in capsys.readouterr().out
+    assert main(["inspect", str(path), "--gptq-zero-points", "v2"]) == 0
+
+
+def test_a_method_that_is_not_read_is_one_line(capsys):
+    assert main(["inspect", str(GOLDEN / "refused" / "gptqmodel-w5-planar")]) == 1
+    assert capsys.readouterr().err.startswith("error: [HH031] config.json: quantization_config: checkpoint_format 'gptq_p'")

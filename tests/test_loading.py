@@ -1,0 +1,93 @@
+"""hh.load: from a folder to packed weights that multiply."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hybrid_humming as hh
+from hybrid_humming.errors import CheckpointMismatch, MissingTensor
+from tests.checkpoint.build import GOLDEN, LAYER, changed, golden, stack, write
+from tests.checkpoint.test_golden import FOLDERS, OPTIONS, ROUNDED
+
+ACT_ORDER = "gptqmodel-w4-g16-asym-desc-act"
+PACKED = [f for f in FOLDERS if not f.startswith(ROUNDED)]
+
+
+@pytest.mark.parametrize("folder", PACKED)
+def test_a_loaded_layer_multiplies_as_its_exporter_says(folder):
+    flag = OPTIONS[folder].gptq_zero_points if folder in OPTIONS else None
+    loaded = hh.load(GOLDEN / folder, gptq_zero_points=flag)
+    for name, weight in load_file(GOLDEN / folder / "expected.safetensors").items():
+        qweight, spec = loaded[name]
+        assert spec == qweight.spec and qweight.shape == tuple(weight.shape)
+        if spec.quantizes_activation:
+            continue  # the product rounds x, which has tests of its own
+        x = torch.randn(3, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(getattr(torch, WIDE[spec.activation]))
+        y = hh.gemm(x, qweight, spec, bias=loaded.bias(name), out_dtype=torch.float32)
+        bias = 0 if loaded.bias(name) is None else loaded.bias(name).double()
+        want = x.double() @ weight.double().T + bias
+        scale = x.double().abs() @ weight.double().abs().T
+        assert ((y.double() - want).abs() <= 1e-5 * scale + 1e-6).all()
+
+
+WIDE = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def test_loading_is_lazy(tmp_path, monkeypatch):
+    config, tensors = golden("gptqmodel-w4-g16-sym-v1")
+    loaded = hh.load(write(tmp_path, config, stack(tensors, 3), shards=2))
+    read = []
+    original = type(loaded.checkpoint.files[f"{LAYER}.qweight"]).read
+    monkeypatch.setattr("hybrid_humming.checkpoint.files.TensorInfo.read", lambda self: read.append(self.name) or original(self))
+    assert len(loaded) == 3 and str(loaded.spec(LAYER)) == "int4 g16 x fp16" and LAYER in loaded
+    assert not read
+    loaded[LAYER]
+    assert {name.rpartition(".")[0] for name in read} == {LAYER}
+
+
+def test_act_order_and_bias_come_along():
+    loaded = hh.load(GOLDEN / ACT_ORDER)
+    qweight, _ = loaded[LAYER]
+    assert qweight.transform.permutation.shape == (64,)
+    assert torch.equal(loaded.bias(LAYER), golden(ACT_ORDER)[1][f"{LAYER}.bias"])
+    assert hh.load(GOLDEN / "ct-pack-w4-group-sym").bias(LAYER) is None
+
+
+@pytest.mark.parametrize(
+    "folder,activation,line",
+    [
+        ("gptqmodel-w4-g16-sym-v1", "mxfp8", "int4 g16:fp16 x mxfp8 -> fp16"),
+        ("gptqmodel-w4-g16-sym-v1", "e4m3 token -> bf16", "int4 g16:fp16 x e4m3 token"),
+        ("gptqmodel-w4-g16-sym-v1", "bf16", "int4 g16:fp16 x bf16"),
+        ("ct-pack-w4-group-asym", "int8 token", "uint4 g32:bf16 zp x int8 token"),
+        ("llmcompressor-w8a8", "bf16", "int8 channel x bf16"),
+        ("ct-float-w8-tensor-static", "e4m3 tensor", "e4m3 tensor x e4m3 tensor"),
+    ],
+)
+def test_the_activation_half_can_be_overruled(folder, activation, line):
+    loaded = hh.load(GOLDEN / folder, activation=activation)
+    (name,) = loaded
+    qweight, spec = loaded[name]
+    plain, _ = hh.load(GOLDEN / folder)[name]
+    assert str(spec) == str(loaded.spec(name)) == line
+    assert torch.equal(hh.dequantize(qweight), hh.dequantize(plain)), "the weight's own values may not change"
+
+
+@pytest.mark.parametrize("folder", ["ct-float-w8-tensor-static", "ct-nvfp4-w4a4"])
+def test_an_overruling_that_static_scales_contradict_is_refused(folder):
+    with pytest.raises(CheckpointMismatch, match="activation='mxfp8' was asked for, but the checkpoint has static input scales"):
+        hh.load(GOLDEN / folder, activation="mxfp8")
+
+
+def test_an_unknown_layer_is_a_key_error():
+    loaded = hh.load(GOLDEN / ACT_ORDER)
+    for ask in (loaded.__getitem__, loaded.spec, loaded.bias):
+        with pytest.raises(MissingTensor, match="no quantized layer 'nope'"):
+            ask("nope")
+    assert loaded.get("nope") is None
+
+
+def test_the_flag_for_unlabelled_gptq_reaches_the_reader(tmp_path):
+    path = changed(tmp_path, "gptqmodel-w4-g16-asym-v2", quantization={"checkpoint_format": None})
+    v1, v2 = (hh.dequantize(hh.load(path, gptq_zero_points=v)[LAYER][0]) for v in ("v1", "v2"))
+    assert not torch.equal(v1, v2)
