@@ -26,17 +26,8 @@ def lane_words(count: int, bits: int) -> int:
 def unpack_stream(words: Tensor, bits: int, count: int, dim: int = -1) -> Tensor:
     """Return uint8 codes [..., count] from int32 `words` [..., stream_words(count, bits)], both along `dim`."""
     words = _checked(words, stream_words(count, bits), f"{count} codes of {bits} bits as a stream", dim)
-    # 32 codes fill `bits` words exactly, so 32 strided assignments do the whole tensor.
-    pad = -words.shape[-1] % bits
-    words = torch.nn.functional.pad(words, (0, pad)).unflatten(-1, (-1, bits))
-    codes = torch.empty(*words.shape[:-1], 32, dtype=torch.uint8, device=words.device)
-    for i in range(32):
-        word, shift = divmod(i * bits, 32)
-        value = _right(words[..., word], shift)
-        if shift + bits > 32:
-            value = value | (words[..., word + 1] << (32 - shift))
-        codes[..., i] = (value & (2**bits - 1)).to(torch.uint8)
-    return codes.flatten(-2)[..., :count].movedim(-1, dim).contiguous()
+    codes = _from_bytes(words, bits) if 8 % bits == 0 else _from_straddling(words, bits)
+    return codes[..., :count].movedim(-1, dim).contiguous()
 
 
 def unpack_lanes(words: Tensor, bits: int, count: int, dim: int = -1, order: tuple[int, ...] | None = None) -> Tensor:
@@ -59,6 +50,29 @@ def unpack_nibbles(packed: Tensor, count: int) -> Tensor:
             f"packed nibbles are {packed.dtype} {list(packed.shape)}; {count} codes need uint8 [..., {-(-count // 2)}]"
         )
     return torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)[..., :count].contiguous()
+
+
+def _from_bytes(words: Tensor, bits: int) -> Tensor:
+    """Return the codes of words whose codes never straddle a byte; words lie little endian, as safetensors stores them."""
+    raw = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return raw
+    codes = torch.empty(*raw.shape, 8 // bits, dtype=torch.uint8, device=raw.device)
+    for i in range(8 // bits):
+        torch.bitwise_and(raw >> (i * bits), 2**bits - 1, out=codes[..., i])
+    return codes.flatten(-2)
+
+
+def _from_straddling(words: Tensor, bits: int) -> Tensor:
+    """Return the codes of words whose codes straddle bytes: eight of them fill `bits` bytes exactly."""
+    raw = words.contiguous().view(torch.uint8)
+    raw = torch.nn.functional.pad(raw, (0, -raw.shape[-1] % bits)).unflatten(-1, (-1, bits))
+    wide = torch.int32 if bits == 3 else torch.int64
+    eight = sum(raw[..., j].to(wide) << (8 * j) for j in range(1, bits)) + raw[..., 0]
+    codes = torch.empty(*eight.shape, 8, dtype=torch.uint8, device=raw.device)
+    for i in range(8):
+        codes[..., i] = (eight >> (i * bits)) & (2**bits - 1)
+    return codes.flatten(-2)
 
 
 def _right(words: Tensor, shift: int) -> Tensor:

@@ -1,0 +1,76 @@
+"""Packed words decode as documented: against bits written one by one, and golden words by the exporters (docs/checkpoints.md)."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybrid_humming.checkpoint.bits import lane_words, stream_words, unpack_lanes, unpack_nibbles, unpack_stream
+from hybrid_humming.errors import ShapeError
+
+AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def as_stream(codes: np.ndarray, bits: int) -> torch.Tensor:
+    """[R, n] codes -> int32 words of one little-endian bit stream a row, a bit at a time."""
+    flat = (codes[..., None] >> np.arange(bits)) & 1
+    flat = flat.reshape(codes.shape[0], -1)
+    flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % 32)))
+    return torch.from_numpy(np.packbits(flat.astype(np.uint8), axis=1, bitorder="little").view("<i4").copy())
+
+
+def as_lanes(codes: np.ndarray, bits: int) -> torch.Tensor:
+    """[R, n] codes -> int32 words of 32 // bits whole codes."""
+    lanes = 32 // bits
+    padded = np.pad(codes.astype(np.uint64), ((0, 0), (0, -codes.shape[1] % lanes))).reshape(codes.shape[0], -1, lanes)
+    words = (padded << (np.arange(lanes, dtype=np.uint64) * np.uint64(bits))).sum(-1)
+    return torch.from_numpy(words.astype(np.uint32).view(np.int32))
+
+
+@settings(max_examples=60, deadline=None)
+@given(bits=st.integers(1, 8), rows=st.integers(1, 5), count=st.integers(1, 131), seed=st.integers(0, 2**16))
+def test_every_width_and_length_decodes(bits, rows, count, seed):
+    codes = np.random.default_rng(seed).integers(0, 2**bits, (rows, count))
+    want = torch.from_numpy(codes.astype(np.uint8))
+    stream, lanes = as_stream(codes, bits), as_lanes(codes, bits)
+    assert stream.shape[1] == stream_words(count, bits) and lanes.shape[1] == lane_words(count, bits)
+    assert torch.equal(unpack_stream(stream, bits, count), want)
+    assert torch.equal(unpack_stream(stream.T.contiguous(), bits, count, dim=0), want.T)
+    assert torch.equal(unpack_stream(stream.T, bits, count, dim=0), want.T)
+    assert torch.equal(unpack_lanes(lanes, bits, count), want)
+    assert torch.equal(unpack_lanes(lanes.T.contiguous(), bits, count, dim=0), want.T)
+
+
+# The first word (or byte) of the values 0, 1, 2, ..., as written by the exporters; compressed-tensors adds 2^(b-1) to each
+# signed value first, so its words hold the codes of -2^(b-1), -2^(b-1) + 1, ...
+@pytest.mark.parametrize(
+    "bits,word",
+    [(2, 0xE4E4E4E4), (3, 0x88FAC688), (4, 0x76543210), (5, 0x8A418820), (6, 0x440C2040), (7, 0x40608080), (8, 0x03020100)],
+)
+def test_golden_words_of_a_bit_stream(bits, word):  # case 36
+    following = np.arange(64) % 2**bits
+    assert int(as_stream(following[None], bits)[0, 0]) & 0xFFFFFFFF == word
+    first = torch.tensor([[word]], dtype=torch.int64).to(torch.int32)
+    count = 32 // bits
+    assert unpack_stream(first, bits, count)[0].tolist() == [i % 2**bits for i in range(count)]
+
+
+@pytest.mark.parametrize("order,word", [(None, 0x76543210), (AWQ, 0x75316420)])
+def test_golden_words_of_eight_nibbles(order, word):  # case 36
+    assert unpack_lanes(torch.tensor([[word]], dtype=torch.int32), 4, 8, order=order)[0].tolist() == list(range(8))
+
+
+def test_golden_byte_of_two_floats():  # case 36: [1.0, -6.0] in e2m1
+    assert unpack_nibbles(torch.tensor([[0xF2]], dtype=torch.uint8), 2)[0].tolist() == [0x2, 0xF]
+
+
+def test_a_wrong_number_of_words_is_named():
+    with pytest.raises(
+        ShapeError, match=r"words are \[2, 5\]: 64 codes of 3 bits as a stream take 6 words along dimension -1, not 5"
+    ):
+        unpack_stream(torch.zeros(2, 5, dtype=torch.int32), 3, 64)
+    with pytest.raises(ShapeError, match="packed words are torch.int64; they must be int32"):
+        unpack_stream(torch.zeros(2, 6, dtype=torch.int64), 3, 64)
+    with pytest.raises(ShapeError, match=r"packed nibbles are torch.uint8 \[1, 3\]; 8 codes need uint8 \[..., 4\]"):
+        unpack_nibbles(torch.zeros(1, 3, dtype=torch.uint8), 8)
