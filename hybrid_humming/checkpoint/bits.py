@@ -54,7 +54,7 @@ def unpack_nibbles(packed: Tensor, count: int) -> Tensor:
 
 def _from_bytes(words: Tensor, bits: int) -> Tensor:
     """Return the codes of words whose codes never straddle a byte; words lie little endian, as safetensors stores them."""
-    raw = words.contiguous().view(torch.uint8)
+    raw = _bytes(words)
     if bits == 8:
         return raw
     codes = torch.empty(*raw.shape, 8 // bits, dtype=torch.uint8, device=raw.device)
@@ -65,7 +65,7 @@ def _from_bytes(words: Tensor, bits: int) -> Tensor:
 
 def _from_straddling(words: Tensor, bits: int) -> Tensor:
     """Return the codes of words whose codes straddle bytes: eight of them fill `bits` bytes exactly."""
-    raw = words.contiguous().view(torch.uint8)
+    raw = _bytes(words)
     raw = torch.nn.functional.pad(raw, (0, -raw.shape[-1] % bits)).unflatten(-1, (-1, bits))
     wide = torch.int32 if bits == 3 else torch.int64
     eight = sum(raw[..., j].to(wide) << (8 * j) for j in range(1, bits)) + raw[..., 0]
@@ -73,6 +73,13 @@ def _from_straddling(words: Tensor, bits: int) -> Tensor:
     for i in range(8):
         codes[..., i] = (eight >> (i * bits)) & (2**bits - 1)
     return codes.flatten(-2)
+
+
+def _bytes(words: Tensor) -> Tensor:
+    # A last dimension of one word counts as contiguous with any stride, but only stride 1 can be viewed as bytes.
+    words = words.contiguous()
+    words = words if words.stride(-1) == 1 else words.clone(memory_format=torch.contiguous_format)
+    return words.view(torch.uint8)
 
 
 def _right(words: Tensor, shift: int) -> Tensor:

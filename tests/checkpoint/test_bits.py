@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hybrid_humming.checkpoint.bits import lane_words, stream_words, unpack_lanes, unpack_nibbles, unpack_stream
@@ -30,6 +30,8 @@ def as_lanes(codes: np.ndarray, bits: int) -> torch.Tensor:
 
 @settings(max_examples=60, deadline=None)
 @given(bits=st.integers(1, 8), rows=st.integers(1, 5), count=st.integers(1, 131), seed=st.integers(0, 2**16))
+@example(bits=1, rows=3, count=20, seed=0)
+@example(bits=3, rows=2, count=7, seed=0)
 def test_every_width_and_length_decodes(bits, rows, count, seed):
     codes = np.random.default_rng(seed).integers(0, 2**bits, (rows, count))
     want = torch.from_numpy(codes.astype(np.uint8))

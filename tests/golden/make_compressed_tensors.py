@@ -22,7 +22,7 @@ N, K, G = 20, 64, 32  # N no multiple of 32: zero points packed along N end in a
 LAYER = "model.layers.0.mlp.down_proj"
 SMALL = {
     f"ct-pack-w{bits}-{strategy}-{'sym' if sym else 'asym'}": (bits, strategy, sym)
-    for bits in (3, 4, 5, 6, 7, 8)
+    for bits in (1, 2, 3, 4, 5, 6, 7, 8)
     for strategy in ("group", "channel")
     for sym in (True, False)
     if strategy == "group" or bits in (3, 4, 8)
