@@ -1,14 +1,20 @@
 """Packed words decode as documented: against bits written one by one, and golden words by the exporters (docs/checkpoints.md)."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hybrid_humming.checkpoint import load_canonical
 from hybrid_humming.checkpoint.bits import lane_words, stream_words, unpack_lanes, unpack_nibbles, unpack_stream
 from hybrid_humming.errors import ShapeError
+from tests.checkpoint.build import GOLDEN, LAYER, golden
 
+ROOT = Path(__file__).resolve().parents[2]
 AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -76,3 +82,36 @@ def test_a_wrong_number_of_words_is_named():
         unpack_stream(torch.zeros(2, 6, dtype=torch.int64), 3, 64)
     with pytest.raises(ShapeError, match=r"packed nibbles are torch.uint8 \[1, 3\]; 8 codes need uint8 \[..., 4\]"):
         unpack_nibbles(torch.zeros(1, 3, dtype=torch.uint8), 8)
+
+
+def documented() -> list[tuple[str, int, int]]:
+    """(order, bits, first word) of each row of the table in docs/checkpoints.md."""
+    rows = re.findall(r"^\| ([a-z][^|]*) \| (\d) \| `0x([0-9a-f]+)` \|", (ROOT / "docs" / "checkpoints.md").read_text(), re.M)
+    return [(order, int(bits), int(word, 16)) for order, bits, word in rows]
+
+
+def test_the_documented_words_decode_as_documented():  # case 36
+    rows = documented()
+    assert len(rows) >= 11
+    for order, bits, word in rows:
+        count = min(32 // bits, 8 if bits == 4 else 32)
+        if order.startswith("nibbles"):
+            got, count = unpack_nibbles(torch.tensor([[word]], dtype=torch.uint8), 2), 2
+        else:
+            words = torch.tensor([[word]], dtype=torch.int64).to(torch.int32)
+            lanes = tuple(int(lane) for lane in order.split()[1:]) if order.startswith("lanes") else None
+            got = unpack_stream(words, bits, count) if order == "stream" else unpack_lanes(words, bits, count, order=lanes)
+        assert got[0].tolist() == [i % 2**bits for i in range(count)], (order, bits, hex(word))
+
+
+def test_every_documented_layout_of_a_golden_word_is_written_by_its_exporter():  # case 36
+    """The documented order read back from the exporters' own files: packing the decoded codes gives the stored words."""
+    for folder, part, dim, bits in (
+        ("gptqmodel-w4-g16-sym-v2", "qweight", 0, 4),
+        ("gptqmodel-w3-g16-asym-v2", "qweight", 0, 3),
+        ("ct-pack-w5-group-sym", "weight_packed", 1, 5),
+    ):
+        stored = golden(folder)[1][f"{LAYER}.{part}"]
+        codes = load_canonical(GOLDEN / folder)[LAYER].codes
+        words = as_stream(codes.numpy().astype(np.int64), bits)
+        assert torch.equal(words, stored if dim else stored.T)
