@@ -33,6 +33,8 @@ def _gemm_tiles(problem: Problem, layout: PackLayout, device: DeviceInfo) -> Ite
             block_m=block_m, block_n=block_n, block_k=min(block_k, limit), num_warps=warps, num_stages=stages,
             raster_m=8 if problem.m > 256 else 0, mma=_mma(problem, device),
         )  # fmt: skip
+        while tile.num_stages > 1 and _shared_need(tile, problem, device) > device.shared_per_block_bytes:
+            tile = tile.replace(num_stages=tile.num_stages - 1)  # fp32 operands on sm_75
         splits = (1,) if problem.batch_invariant else (1, 2, 4, 8)
         for split in splits:
             split_tile = tile.replace(split_k=split)
@@ -57,6 +59,10 @@ def _worth_splitting(tile: Tile, problem: Problem, device: DeviceInfo) -> bool:
     )
 
 
+def _shared_need(tile: Tile, problem: Problem, device: DeviceInfo) -> int:
+    return shared_bytes(tile, 4 if operand(problem, device) == "fp32" else 2, problem.spec.bits)
+
+
 def _check_gemm(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) -> str | None:
     limit = block_k_limit(problem.spec)
     for name, value, least in (("block_m", tile.block_m, 16), ("block_n", tile.block_n, 16), ("block_k", tile.block_k, 16)):
@@ -70,7 +76,7 @@ def _check_gemm(tile: Tile, problem: Problem, layout: PackLayout, device: Device
         return f"split_k={tile.split_k}: batch invariance keeps K whole"
     if tile.num_warps not in (1, 2, 4, 8, 16):
         return f"num_warps={tile.num_warps} must be 1, 2, 4, 8 or 16"
-    need = shared_bytes(tile, 4 if operand(problem, device) == "fp32" else 2, problem.spec.bits)
+    need = _shared_need(tile, problem, device)
     if need > device.shared_per_block_bytes:
         return f"needs about {need} bytes of shared memory, {device.name} has {device.shared_per_block_bytes} a block"
     return None
