@@ -214,7 +214,8 @@ def without_gpu(specs: list[str], model: minilm.MiniLM, seen: dict, console: Con
         for (spec, m, n, k), weight in problems.items():
             plan, compiled, seconds = kernels.compile_for_h200(spec, weight, m)
             table.add_row(
-                spec, str(plan), str(m), str(n), str(k), "+".join(str(c.registers) for c in compiled), "+".join(str(c.spill_bytes) for c in compiled),
+                spec, str(plan), str(m), str(n), str(k), "+".join(str(c.registers) for c in compiled),
+                "+".join(str(c.spill_bytes) for c in compiled),
                 "+".join(f"{c.shared_bytes / 1e3:.0f}" for c in compiled), f"{seconds:.2f}",
             )  # fmt: skip
             bar.advance(task)
