@@ -11,9 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hybrid_humming import dtypes, env, errors, spec  # noqa: E402
+from hybrid_humming import api, dtypes, env, errors, spec  # noqa: E402
 from hybrid_humming.device import DeviceInfo, device_names  # noqa: E402
-from hybrid_humming.plan import fallback_table  # noqa: E402
+from hybrid_humming.plan import fallback_table, registry  # noqa: E402
 
 MARKED = re.compile(r"(<!-- generated: (\w+)[^\n]*-->\n).*?(<!-- end -->)", re.S)
 
@@ -78,7 +78,61 @@ def multiplies_table() -> str:
     return table(head, rows)
 
 
+# The README's matrix: spec lines as users meet them, on one GPU of each generation.
+SPEC_LINES = (
+    "int4 g128 x bf16",
+    "uint4 g64 zp x fp16",
+    "int3 channel x bf16",
+    "int8 channel x bf16",
+    "e3m2 g32 x bf16",
+    "e4m3 b128x128 x bf16",
+    "mxfp4 x bf16",
+    "nvfp4 x bf16",
+    "int4 g128 x e4m3 token",
+    "int8 channel x int8 token",
+    "e4m3 channel x e4m3 token",
+    "mxfp4 x mxfp8",
+    "nvfp4 x nvfp4",
+)
+GPUS = {
+    "T4": "t4",
+    "A100": "a100",
+    "L40S": "l40s",
+    "H100, H200": "h200",
+    "B200": "b200",
+    "RTX PRO 6000": "rtx-pro-6000",
+    "CPU": "cpu",
+}
+ROWS_OF_X = (1, 16, 1024)
+SIZE = 4096
+
+
+def support_table() -> str:
+    """Which kernels run each spec on each GPU, asked of the planner."""
+    rows = [[f"`{line}`", *(support(line, name) for name in GPUS.values())] for line in SPEC_LINES]
+    return table(["spec", *GPUS], rows)
+
+
+def support(line: str, device: str) -> str:
+    """The kernel families that the planner picks for few and many rows, and what they multiply."""
+    parsed = spec.Spec.parse(line)
+    found: dict[str, None] = {}  # in order, each once
+    for m in ROWS_OF_X:
+        problem = spec.Problem(spec=parsed, m=m, n=SIZE, k=SIZE)
+        try:
+            plan = api.choose_plan(problem, device=device)
+        except errors.HybridHummingError:
+            return "no"
+        operand = "" if plan.multiplies == parsed.activation or device == "cpu" else f" as {plan.multiplies}"
+        entry = registry.kernel(plan.kernel)
+        mark = {"stable": "", "trial": "ᵗ", "compiled, not run": "ᶜ"}[entry.status]
+        family = "torch" if device == "cpu" else entry.launcher.split(":")[0].split(".")[-2]
+        found[family + operand + mark] = None
+    return ", ".join(found)
+
+
 PARTS = {
+    "support": support_table,
     "env": env.table,
     "errors": error_table,
     "formats": format_table,
