@@ -39,12 +39,14 @@ class CompressedTensors(Importer):
     def __init__(self, config: QuantConfig, options: ReadOptions) -> None:
         super().__init__(config, options)
         self.schemes = Schemes(config)
-        sparsity, transform = config.get("sparsity_config", default={}), config.get("transform_config", default={})
-        if sparsity.get("format", "dense") != "dense":
-            raise UnknownQuantMethod(f"{config.source}: sparse weights ({sparsity['format']!r}) are not read; only dense ones are")
-        if transform.get("config_groups"):
+        sparsity, transform = config.sub("sparsity_config"), config.sub("transform_config")
+        layout = sparsity.text("format", default="dense") if sparsity else "dense"
+        if layout != "dense":
+            raise UnknownQuantMethod(f"{config.where}: sparse weights ({layout!r}) are not read; only dense ones are")
+        rotations = transform.sub("config_groups") if transform else None
+        if rotations and rotations.fields:
             raise UnknownQuantMethod(
-                f"{config.source}: transform_config rotates weights and activations ({', '.join(transform['config_groups'])}), "
+                f"{config.where}: transform_config rotates weights and activations ({', '.join(rotations.fields)}), "
                 "which is not read; use a checkpoint without transforms"
             )
 

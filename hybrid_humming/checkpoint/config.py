@@ -20,49 +20,83 @@ _ACTIVATIONS = {"float16": "fp16", "bfloat16": "bf16", "half": "fp16"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantConfig:
+class Fields:
+    """A JSON object of a config, read with types: a field of another type raises CheckpointMismatch naming file and key.
+
+    where  the object's place, for messages
+    """
+
+    where: str
+    fields: Mapping[str, Any]
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """Return the first of `names` that is present and not null, as it is."""
+        return next((self.fields[n] for n in names if self.fields.get(n) is not None), default)
+
+    def integer(self, *names: str, default: int | None = None) -> int:
+        """Return an integer under any of its `names`; without a default the field must be there."""
+        value = self.get(*names, default=default)
+        if value is None:
+            raise CheckpointMismatch(f"{self.where} lacks {' or '.join(map(repr, names))}, an integer")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(names, value, "an integer")
+        return value
+
+    def flag(self, *names: str, default: bool) -> bool:
+        """Return true or false under any of its `names`."""
+        value = self.get(*names, default=default)
+        if not isinstance(value, bool):
+            raise self._wrong(names, value, "true or false")
+        return value
+
+    def text(self, *names: str, default: str | None = None) -> str | None:
+        """Return a string under any of its `names`, or the default."""
+        value = self.get(*names, default=default)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(names, value, "a string")
+        return value
+
+    def strings(self, *names: str) -> tuple[str, ...]:
+        """Return a list of strings under any of its `names`; () if absent."""
+        value = self.get(*names, default=())
+        if not isinstance(value, list | tuple) or not all(isinstance(entry, str) for entry in value):
+            raise self._wrong(names, value, "a list of strings")
+        return tuple(value)
+
+    def sub(self, *names: str) -> Fields | None:
+        """Return an object under any of its `names`; None if absent."""
+        value = self.get(*names)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self._wrong(names, value, "an object")
+        return Fields(where=f"{self.where}.{next(n for n in names if self.fields.get(n) is not None)}", fields=value)
+
+    def _wrong(self, names: tuple[str, ...], value: Any, want: str) -> CheckpointMismatch:
+        name = next(n for n in names if self.fields.get(n) is not None)
+        return CheckpointMismatch(f"{self.where}: {name!r} is {value!r}; {want} is expected")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantConfig(Fields):
     """The quantization half of a checkpoint's configuration.
 
     fields      the quantization_config object as written
     method      its quant_method
-    source      where it was found, for messages
+    where       where it was found, for messages
     activation  fp16 or bf16 as the model's dtype says; None if it says neither
     model       the whole config.json ({} if there is none)
     """
 
     path: Path
-    source: str
     method: str
-    fields: Mapping[str, Any]
     activation: str | None = None
     model: Mapping[str, Any] = field(default_factory=dict)
 
-    def get(self, *names: str, default: Any = None) -> Any:
-        """Return the first of `names` that is present and not null."""
-        return next((self.fields[n] for n in names if self.fields.get(n) is not None), default)
-
-    def integer(self, *names: str, default: int | None = None, fields: Mapping[str, Any] | None = None) -> int:
-        """Return an integer field under any of its `names`; raises CheckpointMismatch if absent or of another type."""
-        table = self.fields if fields is None else fields
-        name = next((n for n in names if table.get(n) is not None), None)
-        if name is None:
-            if default is not None:
-                return default
-            raise CheckpointMismatch(f"{self.source} lacks {' or '.join(map(repr, names))}, which '{self.method}' needs")
-        value = table[name]
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise CheckpointMismatch(f"{self.source}: {name!r} is {value!r}; an integer is expected")
-        return value
-
-    def flag(self, *names: str, default: bool, fields: Mapping[str, Any] | None = None) -> bool:
-        """Return a true/false field under any of its `names`; raises CheckpointMismatch for another type."""
-        table = self.fields if fields is None else fields
-        name = next((n for n in names if table.get(n) is not None), None)
-        if name is None:
-            return default
-        if not isinstance(table[name], bool):
-            raise CheckpointMismatch(f"{self.source}: {name!r} is {table[name]!r}; true or false is expected")
-        return bool(table[name])
+    @property
+    def source(self) -> str:
+        """Where the config was found."""
+        return self.where
 
 
 def read_config(path: str | Path) -> QuantConfig:
@@ -73,7 +107,7 @@ def read_config(path: str | Path) -> QuantConfig:
     source, fields = _find(folder, model)
     return QuantConfig(
         path=folder,
-        source=source,
+        where=source,
         method=_method(source, fields),
         fields=fields,
         activation=_activation(model),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hybrid_humming.checkpoint.config import QuantConfig
+from hybrid_humming.checkpoint.config import Fields, QuantConfig
 from hybrid_humming.checkpoint.registry import Parts, expect, require
 from hybrid_humming.checkpoint.rules import best_target, names
 from hybrid_humming.dtypes import from_torch
@@ -63,14 +63,15 @@ class Schemes:
 
     def __init__(self, config: QuantConfig) -> None:
         self.config = config
-        self.ignore = tuple(str(entry) for entry in config.get("ignore", default=()))
+        self.ignore = config.strings("ignore")
         self.targets: dict[str, Scheme] = {}
-        groups = config.get("config_groups", default={})
-        if not isinstance(groups, Mapping):
-            raise CheckpointMismatch(f"{config.source}: config_groups is {type(groups).__name__}; an object is expected")
-        for group, table in groups.items():
-            for target in table.get("targets", ()):
-                self.targets.setdefault(str(target), _scheme(config, group, table))
+        groups = config.sub("config_groups")
+        for group in groups.fields if groups else ():
+            table = groups.sub(group) if groups else None
+            if table is not None:
+                scheme = _scheme(config, group, table)
+                for target in table.strings("targets"):
+                    self.targets.setdefault(target, scheme)
 
     def of(self, name: str) -> Scheme:
         """Return the scheme of module `name`; raises CheckpointMismatch if it is ignored or under no target."""
@@ -148,6 +149,8 @@ def static_parts(name: str, parts: Parts, spec: Spec) -> tuple[str, ...]:
         return ()
     needed = "input_global_scale" if spec.activation_secondary else "input_scale"
     require(name, parts, (needed,), f"'{spec}'")
+    if parts[needed].numel != 1 or parts[needed].dtype not in SCALES:
+        raise CheckpointMismatch(f"{name}: {needed} is {parts[needed]}, expected one number, {' or '.join(SCALES)}")
     return (needed, "input_zero_point")
 
 
@@ -156,45 +159,57 @@ def static_input(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
     zero = tensors.get("input_zero_point")
     if zero is not None and bool(zero.float().any()):
         raise UnknownQuantMethod(f"{name}: input_zero_point is {zero.flatten()[0].item()}; asymmetric activations are not read")
-    if "input_global_scale" in tensors:
-        return 1 / tensors["input_global_scale"].float().reshape(1)
-    return tensors["input_scale"].float().reshape(1) if "input_scale" in tensors else None
+    part = next((part for part in ("input_global_scale", "input_scale") if part in tensors), None)
+    if part is None:
+        return None
+    value = tensors[part].float().reshape(1)
+    return 1 / value if part == "input_global_scale" else value
 
 
-def _scheme(config: QuantConfig, group: str, table: Mapping[str, Any]) -> Scheme:
-    where = f"{config.source}: {group}"
-    weights = table.get("weights")
-    if not isinstance(weights, Mapping):
-        raise CheckpointMismatch(f"{where} has no 'weights'; a group without quantized weights can't be loaded")
-    inputs = table.get("input_activations")
+def _scheme(config: QuantConfig, group: str, table: Fields) -> Scheme:
+    weights, inputs = table.sub("weights"), table.sub("input_activations")
+    if weights is None:
+        raise CheckpointMismatch(f"{table.where} has no 'weights'; a group without quantized weights can't be loaded")
     return Scheme(
         group=group,
-        format=str(table.get("format") or config.get("format", default="")),
-        weights=_args(f"{where}.weights", weights),
-        inputs=_args(f"{where}.input_activations", inputs) if isinstance(inputs, Mapping) else None,
+        format=table.text("format") or config.text("format") or "",
+        weights=_args(weights),
+        inputs=None if inputs is None else _args(inputs),
     )
 
 
-def _args(where: str, table: Mapping[str, Any]) -> Args:
-    group_size, block = table.get("group_size"), table.get("block_structure")
-    strategy = table.get("strategy")
+def _args(table: Fields) -> Args:
+    group_size = table.integer("group_size", default=-1)
+    strategy = table.text("strategy")
     if strategy is None:
-        strategy = "tensor" if group_size is None else "channel" if group_size == -1 else "group"
+        unset = table.get("group_size") is None
+        strategy = "tensor" if unset else "channel" if group_size == -1 else "group"
     if strategy not in STRATEGIES:
-        raise UnknownQuantMethod(f"{where}: strategy {strategy!r} is not read; allowed are {', '.join(STRATEGIES)}")
-    if isinstance(block, str):
-        block = [int(size) for size in block.split("x")]
-    dtype = table.get("scale_dtype")
+        raise UnknownQuantMethod(f"{table.where}: strategy {strategy!r} is not read; allowed are {', '.join(STRATEGIES)}")
+    if strategy in ("group", "tensor_group") and group_size < 1:
+        raise CheckpointMismatch(f"{table.where}: strategy {strategy!r} needs a group_size > 0, not {table.get('group_size')}")
     actorder = table.get("actorder")
     return Args(
-        where=where,
-        bits=int(table.get("num_bits", 8)),
-        kind=str(table.get("type", "int")).lower(),
+        where=table.where,
+        bits=table.integer("num_bits", default=8),
+        kind=(table.text("type") or "int").lower(),
         strategy=strategy,
-        group_size=group_size if group_size not in (None, -1) else None,
-        block=(int(block[0]), int(block[1])) if block else None,
-        symmetric=bool(table.get("symmetric", True)),
-        dynamic=table.get("dynamic", False),
+        group_size=None if group_size == -1 else group_size,
+        block=_block(table) if strategy == "block" else None,
+        symmetric=table.flag("symmetric", default=True),
+        dynamic=table.get("dynamic", default=False),
         actorder="group" if actorder is True else (actorder or None),
-        scale_dtype=str(dtype).removeprefix("torch.") if dtype else None,
+        scale_dtype=(table.text("scale_dtype") or "").removeprefix("torch.") or None,
     )
+
+
+def _block(table: Fields) -> tuple[int, int]:
+    block = table.get("block_structure")
+    sizes = block.split("x") if isinstance(block, str) else block
+    try:
+        rows, columns = (int(size) for size in sizes)
+    except (TypeError, ValueError):
+        raise CheckpointMismatch(
+            f"{table.where}: block_structure is {block!r}; two sizes such as [128, 128] are expected"
+        ) from None
+    return rows, columns

@@ -25,7 +25,7 @@ import torch
 
 from hybrid_humming.checkpoint.act_order import group_order, reorder
 from hybrid_humming.checkpoint.bits import stream_words, unpack_stream
-from hybrid_humming.checkpoint.config import QuantConfig
+from hybrid_humming.checkpoint.config import Fields, QuantConfig
 from hybrid_humming.checkpoint.files import TensorInfo
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
 from hybrid_humming.checkpoint.rules import dynamic_override
@@ -68,7 +68,8 @@ class GPTQ(Importer):
 
     def __init__(self, config: QuantConfig, options: ReadOptions) -> None:
         super().__init__(config, options)
-        self.dynamic = config.get("dynamic")
+        rules = config.sub("dynamic")
+        self.dynamic = rules.fields if rules else None
         self.zero_points = zero_point_version(config, options)
         self.borrows = _written_by(config, "gptqmodel")
         if self.zero_points == "v1" and self.borrows and not config.flag("sym", default=True):
@@ -105,17 +106,17 @@ class GPTQ(Importer):
     def rule(self, name: str) -> Rule:
         """Return the settings of module `name`; raises for bits that are not read, or a rule that excludes it."""
         override = dynamic_rule(self.dynamic, name)
-        fields = {**self.config.fields, **override}
-        bits = self.config.integer("bits", fields=fields)
+        fields = Fields(where=self.config.where, fields={**self.config.fields, **override})
+        bits = fields.integer("bits")
         if bits not in self.widths:
             planar = "; GPTQModel writes these in its planar layout (gptq_p)" if bits in (5, 6, 7) else ""
             allowed = ", ".join(map(str, self.widths))
             raise UnknownQuantMethod(f"{name}: GPTQ with {bits} bits is not read, only {allowed}{planar}")
         return Rule(
             bits=bits,
-            group_size=self.config.integer("group_size", default=-1, fields=fields),
-            sym=self.config.flag("sym", default=True, fields=fields),
-            desc_act=self.config.flag("desc_act", default=False, fields=fields),
+            group_size=fields.integer("group_size", default=-1),
+            sym=fields.flag("sym", default=True),
+            desc_act=fields.flag("desc_act", default=False),
         )
 
     def spec(self, name: str, rule: Rule, scales: TensorInfo, k: int) -> Spec:
@@ -161,8 +162,8 @@ class GPTQ(Importer):
 
 def zero_point_version(config: QuantConfig, options: ReadOptions) -> str | None:
     """Return v1 or v2 as the user, the label or the writer says, or None; raises for a layout that is not GPTQ's own."""
-    label = config.get("checkpoint_format", "format")
-    if config.get("is_marlin_format", default=False):
+    label = config.text("checkpoint_format", "format")
+    if config.flag("is_marlin_format", default=False):
         label = "marlin"
     if label in REFUSED:
         raise UnknownQuantMethod(f"{config.source}: checkpoint_format {label!r} is not read: {REFUSED[label]}")
@@ -171,15 +172,15 @@ def zero_point_version(config: QuantConfig, options: ReadOptions) -> str | None:
             f"{config.source}: checkpoint_format {label!r} is unknown; readable are {', '.join(ZERO_POINTS)}."
             + did_you_mean(label, [*ZERO_POINTS, *REFUSED])
         )
-    word = config.get("pack_dtype", default="int32")
-    if str(word).removeprefix("torch.") != "int32":
+    word = config.text("pack_dtype", default="int32") or ""
+    if word.removeprefix("torch.") != "int32":
         raise UnknownQuantMethod(f"{config.source}: pack_dtype {word!r} is not read; only int32 words are")
     asked = options.gptq_zero_points
     if asked not in (None, "v1", "v2"):
         raise CheckpointMismatch(f"gptq_zero_points={asked!r}: allowed are 'v1' (stored minus one) and 'v2' (stored as they are)")
     if label is None and _written_by(config, "auto-round"):
         return asked or "v1"
-    return asked or ZERO_POINTS.get(label)
+    return asked or ZERO_POINTS.get(label or "")
 
 
 def symmetric_version(name: str, stored: Tensor, bits: int) -> str:

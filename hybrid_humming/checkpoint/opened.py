@@ -10,7 +10,7 @@ import torch
 
 from hybrid_humming.checkpoint.config import QuantConfig, read_config
 from hybrid_humming.checkpoint.files import Files, TensorInfo
-from hybrid_humming.checkpoint.registry import TELLTALES, Importer, ReadOptions, StoredLayer, importer
+from hybrid_humming.checkpoint.registry import KV_CACHE, TELLTALES, Importer, ReadOptions, StoredLayer, importer
 from hybrid_humming.errors import CheckpointError, HybridHummingError, MissingTensor, UnreadTensor, did_you_mean
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
@@ -35,7 +35,7 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
 
     layers    name -> StoredLayer of every layer that can be read
     troubles  the modules that can't; with strict=True opening raises one error that lists them all
-    rest      names of the tensors outside quantized layers (norms, embeddings ...), for `tensor`
+    rest      names of the tensors that no quantized layer takes (norms, embeddings, KV cache scales), for `tensor`
     """
 
     def __init__(self, path: str | Path, *, strict: bool = True, validate: bool = True, options: ReadOptions | None = None) -> None:
@@ -100,7 +100,9 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
                 self._skip(name, parts)
             else:
                 self.layers[name] = stored
-                unknown = sorted(set(parts) - set(stored.parts))
+                beside = set(parts) - set(stored.parts)
+                self.rest += [parts[part].name for part in sorted(beside & KV_CACHE)]
+                unknown = sorted(beside - KV_CACHE)
                 if unknown:
                     listed = ", ".join(f"{part} {parts[part]}" for part in unknown)
                     self._trouble(name, parts, UnreadTensor(f"{name}: not understood beside its weight: {listed}"))

@@ -48,6 +48,9 @@ TELLTALES = frozenset(
     )
 )
 
+# Parts of the KV cache that some exporters store beside a projection: no business of the product, left for the host to read.
+KV_CACHE = frozenset(("output_scale", "output_zero_point", "k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale"))
+
 Parts = Mapping[str, TensorInfo]
 Convert = Callable[[Mapping[str, torch.Tensor]], CanonicalWeight]
 

@@ -20,6 +20,8 @@ def dynamic_override(dynamic: Mapping[str, Any] | None, name: str) -> Mapping[st
     """Return the overrides of the first rule that hits `name`, False if that rule excludes it, None if none hits."""
     for pattern, overrides in (dynamic or {}).items():
         if _regex(pattern.removeprefix("+:").removeprefix("-:"), pattern).match(name):
+            if overrides is not None and not isinstance(overrides, Mapping):
+                raise CheckpointMismatch(f"rule {pattern!r} of the quantization config is {overrides!r}; an object is expected")
             return False if pattern.startswith("-:") else (overrides or {})
     return None
 

@@ -258,7 +258,7 @@ def test_words_other_than_int32_are_refused(tmp_path):
 
 
 def test_bits_must_be_there_and_a_number(tmp_path):
-    with pytest.raises(CheckpointMismatch, match=r"lacks 'bits', which 'gptq' needs"):
+    with pytest.raises(CheckpointMismatch, match=r"config.json: quantization_config lacks 'bits', an integer"):
         load_canonical(changed(tmp_path / "a", V1, quantization={"bits": None}))
     with pytest.raises(CheckpointMismatch, match=r"'bits' is '4'; an integer is expected"):
         load_canonical(changed(tmp_path / "b", V1, quantization={"bits": "4"}))

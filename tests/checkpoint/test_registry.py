@@ -123,6 +123,12 @@ def test_without_strict_the_rest_is_read(tmp_path):
         checkpoint[renamed(1)]
 
 
+def test_kv_cache_scales_beside_a_projection_are_left_to_the_host(tmp_path):
+    checkpoint = load_canonical(changed(tmp_path, CT, output_scale=torch.tensor([0.5]), k_scale=torch.tensor([0.25])))
+    assert checkpoint.rest == [f"{LAYER}.k_scale", f"{LAYER}.output_scale"]
+    assert float(checkpoint.tensor(f"{LAYER}.k_scale")) == 0.25
+
+
 def test_a_checkpoint_without_quantized_layers_is_refused(tmp_path):
     config, _ = golden(GPTQ)
     with pytest.raises(CheckpointError, match="none of its 1 tensors belongs to a quantized layer"):
