@@ -7,7 +7,7 @@ from hybrid_humming.plan import KernelEntry, Tile
 from hybrid_humming.plan.cost import problem_bytes, roofline_us
 from hybrid_humming.plan.types import Mma
 from hybrid_humming.spec import PackLayout, Problem
-from hybrid_humming.triton_kernels.portable.tiles import block_k_limit, operand, shared_bytes
+from hybrid_humming.triton_kernels.portable.tiles import LEAST_BLOCK_K, block_k_limit, operand, shared_bytes
 
 # Shares of the peaks that plain Triton is assumed to reach, and what one more pass over the output costs; estimates.
 MEMORY_SHARE, MATH_SHARE = 0.5, 0.35
@@ -18,6 +18,13 @@ def _reject_experts(problem: Problem, layout: PackLayout, device: DeviceInfo) ->
     if problem.experts:
         return f"dense only, the weight has {problem.experts} experts"
     return None
+
+
+def _reject_gemm(problem: Problem, layout: PackLayout, device: DeviceInfo) -> str | None:
+    limit = block_k_limit(problem.spec)
+    if limit < LEAST_BLOCK_K:
+        return f"activation and weight scales change every {limit} k; this kernel needs {LEAST_BLOCK_K} or more"
+    return _reject_experts(problem, layout, device)
 
 
 # ---- gemm: tensor cores (FMA where the SM has none for the operand) ----
@@ -65,7 +72,8 @@ def _shared_need(tile: Tile, problem: Problem, device: DeviceInfo) -> int:
 
 def _check_gemm(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) -> str | None:
     limit = block_k_limit(problem.spec)
-    for name, value, least in (("block_m", tile.block_m, 16), ("block_n", tile.block_n, 16), ("block_k", tile.block_k, 16)):
+    sizes = (("block_m", tile.block_m, 16), ("block_n", tile.block_n, 16), ("block_k", tile.block_k, LEAST_BLOCK_K))
+    for name, value, least in sizes:
         if value < least or value & (value - 1):
             return f"{name}={value} must be a power of two of at least {least}"
     if tile.block_k > limit:
@@ -110,7 +118,7 @@ GEMM = KernelEntry(
     family="portable",
     launcher="hybrid_humming.triton_kernels.portable.gemm:launch",
     device="cuda",
-    reject=_reject_experts,
+    reject=_reject_gemm,
     tiles=_gemm_tiles,
     check=_check_gemm,
     cost_us=_gemm_cost,

@@ -32,9 +32,9 @@ def dequantize_kernel(
         n = n.to(tl.int64)
         k = k.to(tl.int64)
     w = weight_tile(
-        w_ptr, scale_ptr, zero_ptr, k0, n, N, K, rows, columns, offset_n, offset_k,
+        w_ptr, scale_ptr, zero_ptr, scale_ptr, k0, n, N, K, rows, columns, offset_n, offset_k,
         DECODE, EXPONENT, MANTISSA, BITS, ZERO, SCALE_MODE, ZERO_MODE, SCALE_KIND,
-        GROUP_K, GROUP_N, tl.float32, BLOCK_K, BLOCK_N,
+        GROUP_K, GROUP_N, 0, tl.float32, BLOCK_K, BLOCK_N,
     )  # fmt: skip
     if SCALE_MODE == 0:
         stored = load_scale_tile(scale_ptr, k0, n, N, K, rows, columns, offset_n, offset_k, 0, GROUP_K, GROUP_N, BLOCK_K, BLOCK_N)

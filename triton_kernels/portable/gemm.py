@@ -25,9 +25,9 @@ from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.launch import launch_triton
 from hybrid_humming.plan import Plan
 from hybrid_humming.triton_kernels.dequant import decoder_of
-from hybrid_humming.triton_kernels.epilogue.finish import NONE, SCALAR, VECTOR, finish, store_tile
+from hybrid_humming.triton_kernels.epilogue.finish import NONE, SCALAR, VECTOR, finish, load_factor, store_tile
 from hybrid_humming.triton_kernels.portable.load import BYTES, FLOAT, NIBBLES, SIGNED, load_codes, load_x
-from hybrid_humming.triton_kernels.portable.tiles import scale_mode
+from hybrid_humming.triton_kernels.portable.tiles import prescales_x, scale_mode, secondary_on_weights
 from hybrid_humming.triton_kernels.scale.decode import SCALE_KINDS, decode_scale
 from hybrid_humming.triton_kernels.scale.tile import load_scale_tile
 from hybrid_humming.triton_kernels.schedule.grid import k_range, tile_of
@@ -37,10 +37,11 @@ TYPES = {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}
 
 @triton.jit
 def weight_tile(
-    w_ptr, scale_ptr, zero_ptr, k0, n, N, K, rows, columns, offset_n, offset_k,
+    w_ptr, scale_ptr, zero_ptr, secondary_ptr, k0, n, N, K, rows, columns, offset_n, offset_k,
     DECODE: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, BITS: tl.constexpr,
     ZERO: tl.constexpr, SCALE_MODE: tl.constexpr, ZERO_MODE: tl.constexpr, SCALE_KIND: tl.constexpr,
-    GROUP_K: tl.constexpr, GROUP_N: tl.constexpr, DTYPE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    GROUP_K: tl.constexpr, GROUP_N: tl.constexpr, SECONDARY: tl.constexpr,
+    DTYPE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_K, BLOCK_N] operand of the product: decoded, zero point subtracted, scaled where the scale is finer than the tile."""
     PRESCALE: tl.constexpr = SCALE_MODE == 1 or SCALE_MODE == 2
@@ -56,8 +57,23 @@ def weight_tile(
         stored = load_scale_tile(
             scale_ptr, k0, n, N, K, rows, columns, offset_n, offset_k, SCALE_MODE, GROUP_K, GROUP_N, BLOCK_K, BLOCK_N
         )
-        w = (w * decode_scale(stored, SCALE_KIND)).to(DTYPE)
+        w *= decode_scale(stored, SCALE_KIND)
+        if SECONDARY != 0:  # before the rounding: the first scale alone may leave the operand's range
+            w *= load_factor(secondary_ptr, n, N, 1, SECONDARY, 0)[None, :]
+        w = w.to(DTYPE)
     return w
+
+
+@triton.jit
+def scale_x(
+    x, x_scale_ptr, m, k0, M, K, stride_sm, stride_sk,
+    GROUP_X: tl.constexpr, KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """x times the scales of its groups, which is exact in x's type (tiles.prescales_x)."""
+    group = (k0 + tl.arange(0, BLOCK_K)) // GROUP_X
+    mask = (m < M)[:, None] & (group * GROUP_X < K)[None, :]
+    stored = tl.load(x_scale_ptr + m[:, None] * stride_sm + group[None, :] * stride_sk, mask=mask, other=0)
+    return (x.to(tl.float32) * decode_scale(stored, KIND)).to(x.dtype)
 
 
 @triton.jit
@@ -68,6 +84,7 @@ def gemm_portable_kernel(
     DECODE_X: tl.constexpr, EXPONENT_X: tl.constexpr, MANTISSA_X: tl.constexpr, STORAGE_X: tl.constexpr,
     ZERO: tl.constexpr, SCALE_MODE: tl.constexpr, ZERO_MODE: tl.constexpr, SCALE_KIND: tl.constexpr,
     GROUP_K: tl.constexpr, GROUP_N: tl.constexpr, GROUP_X: tl.constexpr, X_SCALE_KIND: tl.constexpr,
+    PRESCALE_X: tl.constexpr, SECONDARY_W: tl.constexpr,
     SCALE: tl.constexpr, SECONDARY: tl.constexpr, X_SCALE: tl.constexpr, X_GLOBAL: tl.constexpr, BIAS: tl.constexpr,
     DTYPE: tl.constexpr, WIDE: tl.constexpr, SPLIT_K: tl.constexpr, RASTER_M: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -85,19 +102,21 @@ def gemm_portable_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k0 in range(begin, end, BLOCK_K):
         x = load_x(x_ptr, m, k0, M, K, stride_xm, DECODE_X, EXPONENT_X, MANTISSA_X, STORAGE_X, DTYPE, BLOCK_K)
+        if PRESCALE_X:
+            x = scale_x(x, x_scale_ptr, m, k0, M, K, stride_sm, stride_sk, GROUP_X, X_SCALE_KIND, BLOCK_M, BLOCK_K)
         w = weight_tile(
-            w_ptr, scale_ptr, zero_ptr, k0, n, N, K, rows, columns, offset_n, offset_k,
+            w_ptr, scale_ptr, zero_ptr, secondary_ptr, k0, n, N, K, rows, columns, offset_n, offset_k,
             DECODE, EXPONENT, MANTISSA, BITS, ZERO, SCALE_MODE, ZERO_MODE, SCALE_KIND,
-            GROUP_K, GROUP_N, DTYPE, BLOCK_K, BLOCK_N,
+            GROUP_K, GROUP_N, SECONDARY_W, DTYPE, BLOCK_K, BLOCK_N,
         )  # fmt: skip
-        if SCALE_MODE == 0 or GROUP_X > 0:
+        if SCALE_MODE == 0 or (GROUP_X > 0 and not PRESCALE_X):
             part = tl.dot(x, w, input_precision="ieee")
             if SCALE_MODE == 0:
                 stored = load_scale_tile(
                     scale_ptr, k0, n, N, K, rows, columns, offset_n, offset_k, 0, GROUP_K, GROUP_N, BLOCK_K, BLOCK_N
                 )
                 part *= decode_scale(stored, SCALE_KIND)
-            if GROUP_X > 0:
+            if GROUP_X > 0 and not PRESCALE_X:
                 x_scale = tl.load(x_scale_ptr + m * stride_sm + (k0 // GROUP_X) * stride_sk, mask=m < M, other=0)
                 part *= decode_scale(x_scale, X_SCALE_KIND)[:, None]
             acc += part
@@ -216,7 +235,9 @@ def launch(args: GemmArgs, plan: Plan) -> None:
     """Run the plan's tile; it never chooses. One launch, or two when K is split."""
     tile, spec = plan.tile, args.problem.spec
     (m, n), k = args.out.shape, args.layout.k
-    epilogue = epilogue_of(args)
+    epilogue, secondary_w = epilogue_of(args), NONE
+    if secondary_on_weights(spec, tile.block_k, plan.multiplies):
+        epilogue, secondary_w = epilogue._replace(SECONDARY=NONE), epilogue.SECONDARY
     x, scale, x_scale = as_bytes(args.x), as_bytes(args.scale), as_bytes(args.x_scale)
     stride_sm = x_scale.stride(0) if x_scale is not None and x_scale.dim() == 2 else 1
     stride_sk = x_scale.stride(1) if x_scale is not None and x_scale.dim() == 2 else 1
@@ -232,6 +253,7 @@ def launch(args: GemmArgs, plan: Plan) -> None:
         constants={
             **weight_constants(args, tile.block_k), **x_constants(args),
             "GROUP_X": spec.activation_group_size or 0, "X_SCALE_KIND": epilogue.X_SCALE_KIND,
+            "PRESCALE_X": prescales_x(spec), "SECONDARY_W": secondary_w,
             "SCALE": epilogue.SCALE, "SECONDARY": epilogue.SECONDARY, "X_SCALE": epilogue.X_SCALE,
             "X_GLOBAL": epilogue.X_GLOBAL, "BIAS": epilogue.BIAS, "DTYPE": TYPES[plan.multiplies],
             "WIDE": largest >= 2**31, "SPLIT_K": split, "RASTER_M": tile.raster_m,

@@ -53,9 +53,9 @@ def gemv_portable_kernel(
     sums = tl.zeros((BLOCK_M, 16, BLOCK_N), tl.float32)
     for k0 in range(begin, end, BLOCK_K):
         w = weight_tile(
-            w_ptr, scale_ptr, zero_ptr, k0, n, N, K, rows, columns, offset_n, offset_k,
+            w_ptr, scale_ptr, zero_ptr, scale_ptr, k0, n, N, K, rows, columns, offset_n, offset_k,
             DECODE, EXPONENT, MANTISSA, BITS, ZERO, SCALE_MODE, ZERO_MODE, SCALE_KIND,
-            GROUP_K, GROUP_N, tl.float32, BLOCK_K, BLOCK_N,
+            GROUP_K, GROUP_N, 0, tl.float32, BLOCK_K, BLOCK_N,
         )  # fmt: skip
         k = k0 + in_slice
         x = tl.load(x_ptr + row * stride_xm + k, mask=(k < K) & (row < M), other=0).to(tl.float32)

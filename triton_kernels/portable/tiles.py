@@ -1,10 +1,13 @@
 """What the portable kernels' tiles may be, shared by the catalog and the launchers; imports no Triton."""
 
 from hybrid_humming.device import DeviceInfo
+from hybrid_humming.dtypes import parse_format
 from hybrid_humming.plan import Tile
 from hybrid_humming.spec import Problem, Spec
 
 ROW, TILE, GATHER, IN_EPILOGUE = 0, 1, 2, 3
+# Under Triton 3.6.0 an operand that was loaded as bytes takes 8 neighbouring k a thread: a shorter product sums wrongly.
+LEAST_BLOCK_K = 32
 
 
 def scale_mode(spec: Spec, block_k: int, block_offset: tuple[int, int] = (0, 0)) -> tuple[int, int]:
@@ -37,9 +40,32 @@ def operand(problem: Problem, device: DeviceInfo) -> str:
     return "fp32"
 
 
+def prescales_x(spec: Spec) -> bool:
+    """Return whether a group's activation scale times its code is exact in 16 bits, so that x may be scaled before the product.
+
+    NVFP4: two significant bits times four, at most 6 * 448.
+    """
+    if spec.activation_group_size is None or spec.activation_scale != "e4m3":
+        return False
+    fmt, scale = spec.activation_format, parse_format("e4m3")
+    significant = fmt.bits if fmt.is_integer else fmt.mantissa_bits + 1
+    return significant + scale.mantissa_bits + 1 <= 8 and fmt.largest * scale.largest <= 65504
+
+
+def secondary_on_weights(spec: Spec, block_k: int, operand: str) -> bool:
+    """Return whether the secondary scale multiplies the weights before they are rounded to `operand`.
+
+    Usually the sum is what it multiplies. But a weight that is scaled before the product (its scale is finer than a block, or
+    its zero point a float) may leave fp16's range while the secondary scale is missing.
+    """
+    if operand != "fp16" or spec.secondary is None or scale_mode(spec, block_k)[0] not in (TILE, GATHER):
+        return False
+    return spec.weight_format.largest * spec.scale_format.largest > 65504
+
+
 def block_k_limit(spec: Spec) -> int:
     """Return the largest block_k: a group of activations, and the scales beside it, must cover a whole block."""
-    if spec.activation_group_size is None:
+    if spec.activation_group_size is None or prescales_x(spec):
         return 256
     limit = spec.activation_group_size & -spec.activation_group_size
     extent = spec.block[1] if spec.block else spec.group_size
