@@ -193,6 +193,17 @@ def test_a_g_idx_never_set_means_no_order(tmp_path):
     assert load_canonical(changed(tmp_path, ACT_ORDER, weight_g_idx=unset))[LAYER].transform is None
 
 
+@pytest.mark.parametrize(
+    "folder,zero_point,values", [("ct-pack-w1-group-sym", None, {-1, 0}), ("ct-pack-w1-group-asym", {0, 1}, {-1, 0, 1})]
+)
+def test_one_bit_weights_are_what_the_spec_says(folder, zero_point, values):  # case 50
+    weight = load_canonical(GOLDEN / folder)[LAYER]
+    assert weight.spec.weight == ("int1" if zero_point is None else "uint1")
+    assert zero_point is None or set(weight.zero_point.unique().tolist()) == zero_point
+    scaled = dequantize(weight) / weight.scale.float().repeat_interleave(32, 1)
+    assert set(scaled.unique().tolist()) == values
+
+
 # ---- the other layouts ----
 def test_a_partial_last_block_has_its_own_scale():  # cases 12, 13
     checkpoint = load_canonical(GOLDEN / "llmcompressor-fp8-block")

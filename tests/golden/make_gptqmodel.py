@@ -62,6 +62,8 @@ def make(name: str, variant: tuple, planar: bool = False) -> None:
     group = g_idx.long()
     linear = torch.nn.Linear(K, N, bias=order == "desc")
     linear.weight.data = (codes - zero[:, group]) * scale[:, group]
+    if linear.bias is not None:
+        linear.bias.data = torch.randn(N, generator=generator)
     layer = TorchLinear(
         bits=bits, group_size=group_size, sym=sym, desc_act=order == "desc", in_features=K, out_features=N,
         bias=linear.bias is not None, register_buffers=True, **({"format": "gptq_p"} if planar else {}),
