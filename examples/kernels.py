@@ -37,7 +37,7 @@ def run(x: Tensor, qweight: hh.QWeight, bias: Tensor | None, problem: hh.Problem
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8) if plan.workspace_bytes else None
     args = GemmArgs(
         x, qweight.qweight, qweight.scale, qweight.zero_point, qweight.secondary_scale, x_scale, x_global_scale, bias,
-        out, workspace, problem, qweight.layout,
+        out, workspace, problem, qweight.layout, {},
     )  # fmt: skip
     args = GemmArgs(*(a.to(device) if isinstance(a, Tensor) else a for a in args))
     module, function = kernel(plan.kernel).launcher.split(":")

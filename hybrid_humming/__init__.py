@@ -31,7 +31,7 @@ _PUBLIC: dict[str, str] = {
     "choose_plan": "api",
     "dequantize": "api",
     "explain": "api",
-    "gemm": "ops",
+    "gemm": "call",
     "inspect": "checkpoint",
     "load": "loading",
     "load_canonical": "checkpoint",

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from hybrid_humming import api
+from hybrid_humming.call import gemm
 from hybrid_humming.errors import LayoutError, SpecError
-from hybrid_humming.ops import Options, gemm
+from hybrid_humming.ops import Options
 from hybrid_humming.plan import Plan
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import InputTransform, QWeight

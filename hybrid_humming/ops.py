@@ -17,7 +17,7 @@ import torch
 from hybrid_humming import cpu
 from hybrid_humming.device import DeviceInfo
 from hybrid_humming.dtypes import parse_format
-from hybrid_humming.errors import CompileError, DeviceError, DtypeError, ShapeError, SpecError, did_you_mean
+from hybrid_humming.errors import CompileError, ShapeError, SpecError, did_you_mean
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.pack import unpack
 from hybrid_humming.plan import Plan, check_plan, choose_plan, m_bucket
@@ -92,7 +92,7 @@ def load_catalogs() -> None:
 class _Prepared:
     """One planned problem on one device: made once, used by every call of its M bucket."""
 
-    __slots__ = ("counter", "device", "launch", "layout", "plan", "problem", "spec", "warm")
+    __slots__ = ("counter", "device", "launch", "layout", "memos", "plan", "problem", "spec", "warm")
 
     def __init__(self, problem: Problem, layout: PackLayout, plan: Plan, device: DeviceInfo) -> None:
         self.problem, self.layout, self.plan, self.device = problem, layout, plan, device
@@ -101,6 +101,7 @@ class _Prepared:
         self.launch: Callable[[GemmArgs, Plan], None] = getattr(importlib.import_module(module), function)
         self.counter = Counter(problem, plan, device.name)
         self.warm = False
+        self.memos: dict[Any, dict[str, Any]] = {}
 
 
 @functools.lru_cache(maxsize=16384)
@@ -150,8 +151,12 @@ def _run(
     hadamard: int,
     block_offset: tuple[int, int],
     out: Tensor,
+    cache: dict[Any, Any] | None = None,
 ) -> None:
-    """Write `out` [..., N]; every tensor is checked by the public `gemm` or by the fake kernel."""
+    """Write `out` [..., N]; every tensor is checked by the public `gemm` or by the fake kernel.
+
+    cache  where this weight keeps its prepared problems; without it they are looked up by their strings
+    """
     parsed = _parse_spec(spec)
     if out.numel() == 0:
         return
@@ -161,15 +166,18 @@ def _run(
     if parsed.quantizes_activation and x_scale is None:
         quantized = quantize_input(x, parsed, input_scale=input_scale)
         x, x_scale, x_global_scale = quantized.values, quantized.scale, quantized.global_scale
-    x2 = x.reshape(-1, x.shape[-1])
+    x2 = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     if x2.stride(1) != 1:
         x2 = x2.contiguous()
     m = x2.shape[0]
     if x_scale is not None and x_scale.dim() > 2:
         x_scale = x_scale.reshape(m, -1)
-    prepared = _prepare(
-        spec, layout, plan, options, m_bucket(m), bias is not None, permutation is not None, _format_name(out.dtype), x.device
-    )
+    key = (m_bucket(m), bias is not None, out.dtype, plan, options)
+    prepared: _Prepared | None = cache.get(key) if cache is not None else None
+    if prepared is None:
+        prepared = _prepare(spec, layout, plan, options, key[0], key[1], permutation is not None, _format_name(out.dtype), x.device)
+        if cache is not None:
+            cache[key] = prepared
     if x.is_cuda and not prepared.warm and torch.cuda.is_current_stream_capturing():
         raise CompileError(
             f"{prepared.problem} has not run yet and a CUDA graph is being captured; "
@@ -178,10 +186,21 @@ def _run(
     need = prepared.plan.workspace_bytes
     workspace = torch.empty(need, dtype=torch.uint8, device=x.device) if need else None
     contiguous = out.is_contiguous()
-    y = out.view(m, -1) if contiguous else torch.empty(m, out.shape[-1], dtype=out.dtype, device=out.device)
+    if contiguous:
+        y = out if out.dim() == 2 else out.view(m, -1)
+    else:
+        y = torch.empty(m, out.shape[-1], dtype=out.dtype, device=out.device)
+    # What a compiled kernel is specialised on and may change from call to call; the rest is fixed by the prepared problem.
+    varying = (
+        m == 1, m & 15 == 0, x2.data_ptr() & 15, x2.stride(0) & 15, m * x2.stride(0) >= 2**31, y.data_ptr() & 15,
+        _specialised(bias), _specialised(x_scale),
+    )  # fmt: skip
+    memo = prepared.memos.get(varying)
+    if memo is None:
+        memo = prepared.memos[varying] = {}
     args = GemmArgs(
         x2, qweight, scale, zero_point, secondary_scale, x_scale, x_global_scale, bias, y, workspace,
-        prepared.problem, prepared.layout, (block_offset[0], block_offset[1]),
+        prepared.problem, prepared.layout, memo, (block_offset[0], block_offset[1]),
     )  # fmt: skip
     prepared.launch(args, prepared.plan)
     prepared.warm = True
@@ -190,7 +209,11 @@ def _run(
         out.copy_(y.view(out.shape))
 
 
-def _guarded(*args: Any) -> None:
+def _specialised(tensor: Tensor | None) -> Any:
+    return tensor if tensor is None else (tensor.dtype, tensor.data_ptr() & 15, tensor.stride())
+
+
+def run_guarded(*args: Any) -> None:
     """Run with the device of x as the current one."""
     x = args[0]
     if x.is_cuda and x.device.index != torch.cuda.current_device():
@@ -202,23 +225,25 @@ def _guarded(*args: Any) -> None:
 
 def _gemm(x: Tensor, *args: Any) -> Tensor:
     *rest, out_dtype = args
-    out = _empty_out(x, rest[10], rest[11], out_dtype)
-    _guarded(x, *rest, out)
+    out = empty_out(x, rest[10], rest[11], out_dtype)
+    run_guarded(x, *rest, out)
     return out
 
 
 def _gemm_fake(x: Tensor, *args: Any) -> Tensor:
-    _check_width(x, _parse_spec(args[10]), _parse_layout(args[11]), args[4] is not None)
-    return _empty_out(x, args[10], args[11], args[-1])
+    check_width(x, _parse_spec(args[10]), _parse_layout(args[11]), args[4] is not None)
+    return empty_out(x, args[10], args[11], args[-1])
 
 
-def _empty_out(x: Tensor, spec: str, layout: str, out_dtype: torch.dtype | None) -> Tensor:
+def empty_out(x: Tensor, spec: str, layout: str, out_dtype: torch.dtype | None) -> Tensor:
+    """Return an uninitialised y [..., N] for x."""
     if out_dtype is None:
         out_dtype = parse_format(_parse_spec(spec).out_dtype or "bf16").torch_storage
     return torch.empty((*x.shape[:-1], _parse_layout(layout).n), dtype=out_dtype, device=x.device)
 
 
-def _check_width(x: Tensor, spec: Spec, layout: PackLayout, quantized: bool) -> None:
+def check_width(x: Tensor, spec: Spec, layout: PackLayout, quantized: bool) -> None:
+    """Raise ShapeError unless the last dimension of x fits the layout; `quantized`: x holds codes."""
     packed = quantized and spec.activation_format.bits == 4
     width = layout.k // 2 if packed else layout.k
     if x.shape[-1] != width:
@@ -234,7 +259,7 @@ def _format_name(dtype: torch.dtype) -> str:
 
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("gemm", _gemm, _key)
-    _LIBRARY.impl("gemm_out", _guarded, _key)
+    _LIBRARY.impl("gemm_out", run_guarded, _key)
 torch.library.register_fake("hybrid_humming::gemm", _gemm_fake, lib=_LIBRARY)
 torch.library.register_fake("hybrid_humming::gemm_out", lambda *args: None, lib=_LIBRARY)
 
@@ -274,96 +299,3 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd("hybrid_humming::gemm", _backward, setup_context=_setup_context, lib=_LIBRARY)
-
-
-# ---- the public call ----
-def gemm(
-    x: Tensor,
-    qweight: QWeight,
-    spec: Spec | str | None = None,
-    *,
-    bias: Tensor | None = None,
-    x_scale: Tensor | None = None,
-    x_global_scale: Tensor | None = None,
-    out: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    plan: Plan | None = None,
-    options: Options | None = None,
-) -> Tensor:
-    """Return y [..., N] = x [..., K] @ dequantize(qweight).T (+ bias), accumulated in fp32 and rounded once.
-
-    x          float in the spec's activation type (any float when the spec quantizes activations), or codes with `x_scale`
-    spec       may be given as a check; it must equal the weight's own
-    x_scale    [M, 1] | [M, K/G] | [1], any strides;  x_global_scale [1] fp32
-    out        [..., N] to write into;  out_dtype: instead of the spec's
-    plan       a plan to run in place of the planner's own, such as `choose_plan(...).replace(block_m=16)`
-
-    Raises ShapeError, DtypeError, DeviceError, SpecError, PlanError, FallbackRefused or UnsupportedProblem.
-    """
-    if not isinstance(qweight, QWeight):
-        raise DtypeError(f"qweight is {type(qweight).__name__}; pass the QWeight that hh.quantize or hh.load returned")
-    if not torch.compiler.is_compiling():  # there, the fake kernel checks shapes
-        _check_call(x, qweight, spec, bias, x_scale, out, out_dtype)
-    transform = qweight.transform
-    arguments = (
-        x, qweight.qweight, qweight.scale, qweight.zero_point, qweight.secondary_scale, x_scale, x_global_scale, bias,
-        transform.permutation if transform else None, transform.pre_quant_scale if transform else None,
-        qweight.input_scale, qweight.spec_line, qweight.layout_line, plan.to_json() if plan else "",
-        str(options) if options else "", (transform.hadamard or 0) if transform else 0, qweight.block_offset,
-    )  # fmt: skip
-    if out is None:
-        return torch.ops.hybrid_humming.gemm(*arguments, out_dtype)
-    torch.ops.hybrid_humming.gemm_out(*arguments, out)
-    return out
-
-
-def _check_call(
-    x: Tensor,
-    qweight: QWeight,
-    spec: Spec | str | None,
-    bias: Tensor | None,
-    x_scale: Tensor | None,
-    out: Tensor | None,
-    out_dtype: torch.dtype | None,
-) -> None:
-    own, n, k = qweight.spec, qweight.n, qweight.k
-    if spec is not None and spec is not own and Spec.parse(spec) != own:  # type: ignore[arg-type]
-        raise SpecError(f"spec '{spec}' was given, but the weight is packed as '{own}'; pass the weight's own spec, or none")
-    if qweight.experts:
-        raise ShapeError(f"the weight has {qweight.experts} experts; hh.gemm takes one dense weight [N, K]")
-    if x.dim() < 1:
-        raise ShapeError(f"x is a scalar; it must be [..., {k}]")
-    if x.device != qweight.device:
-        raise DeviceError(f"x is on {x.device}, the weight on {qweight.device}; move one of them")
-    _check_width(x, own, qweight.layout, own.quantizes_activation and x_scale is not None)
-    _check_x_dtype(x, own, x_scale)
-    if bias is not None and (tuple(bias.shape) != (n,) or bias.device != x.device):
-        raise ShapeError(f"bias is {list(bias.shape)} on {bias.device}; it must be [{n}] on {x.device}")
-    wide = (torch.float16, torch.bfloat16, torch.float32)
-    if out_dtype is not None and out_dtype not in wide:
-        raise DtypeError(f"out_dtype {out_dtype}: allowed are float16, bfloat16 and float32")
-    if out is not None:
-        if tuple(out.shape) != (*x.shape[:-1], n) or out.device != x.device or out.dtype not in wide:
-            raise ShapeError(
-                f"out is {out.dtype} {list(out.shape)} on {out.device}; "
-                f"it must be float16, bfloat16 or float32 {[*x.shape[:-1], n]} on {x.device}"
-            )
-        if out_dtype is not None and out.dtype != out_dtype:
-            raise DtypeError(f"out is {out.dtype}, but out_dtype={out_dtype}; give one of them")
-
-
-def _check_x_dtype(x: Tensor, spec: Spec, x_scale: Tensor | None) -> None:
-    if not spec.quantizes_activation:
-        if x_scale is not None:
-            raise SpecError(f"x_scale was given, but '{spec}' has {spec.activation} activations, which carry no scale")
-        if x.dtype != spec.activation_format.torch_storage:
-            raise DtypeError(
-                f"x is {x.dtype}, but '{spec}' multiplies {spec.activation_format.torch_storage}; "
-                f"cast x, or quantize the weight with another activation type (spec.replace(activation=...))"
-            )
-        return
-    if x_scale is None:
-        if not x.is_floating_point() or x.element_size() < 2:
-            raise DtypeError(f"x is {x.dtype} without x_scale; pass a float x to have it quantized, or x_scale beside the codes")
-    elif x.dtype != (want := spec.activation_format.torch_storage):
-        raise DtypeError(f"x is {x.dtype} with x_scale; '{spec}' reads {spec.activation} codes stored as {want}")

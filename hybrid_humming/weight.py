@@ -134,11 +134,16 @@ class QWeight:
     block_offset: tuple[int, int] = (0, 0)
     spec_line: str = dataclasses.field(init=False, repr=False)
     layout_line: str = dataclasses.field(init=False, repr=False)
+    x_dtype: torch.dtype | None = dataclasses.field(init=False, repr=False)
+    prepared: dict[Any, Any] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # The op takes both as strings on every call; a string attribute also keeps torch.compile from tracing the printer.
         object.__setattr__(self, "spec_line", str(self.spec))
         object.__setattr__(self, "layout_line", str(self.layout))
+        wide = self.spec.activation_format.torch_storage if not self.spec.quantizes_activation else None
+        object.__setattr__(self, "x_dtype", wide)  # the one type that x may have; None: x is quantized
+        object.__setattr__(self, "prepared", {})  # plans that ran with this weight, kept by the op
 
     @property
     def n(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,8 @@ class GemmArgs(NamedTuple):
     out             [M, N] unit stride along N; every element is written
     workspace       uint8 [at least plan.workspace_bytes], uninitialised; None if the plan needs none
     problem, layout what is computed, and the order of the packed bytes
+    memo            a dict that lives as long as the prepared problem and is given again to every call of the same specialisation
+                    (alignments and strides): a launcher keeps there what it need not work out twice
     block_offset    (n, k) of the weight inside its block grid; (0, 0) but for shards of block-scaled weights
     """
 
@@ -37,4 +39,5 @@ class GemmArgs(NamedTuple):
     workspace: Tensor | None
     problem: Problem
     layout: PackLayout
+    memo: dict[str, Any]
     block_offset: tuple[int, int] = (0, 0)

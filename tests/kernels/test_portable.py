@@ -27,7 +27,7 @@ def run(case, kernel, tile, *, out_dtype=torch.float32, block_offset=(0, 0)):
     problem = hh.Problem(spec=case.spec, m=m, n=n, k=q.k, bias=case.bias is not None)
     args = GemmArgs(
         x, q.qweight, q.scale, q.zero_point, q.secondary_scale, x_scale, x_global, case.bias, out,
-        torch.full((4 * tile.split_k * m * n,), 255, dtype=torch.uint8), problem, q.layout, block_offset,
+        torch.full((4 * tile.split_k * m * n,), 255, dtype=torch.uint8), problem, q.layout, {}, block_offset,
     )  # fmt: skip
     {"gemm": gemm, "gemv": gemv}[kernel].launch(args, Plan(kernel=kernel, tile=tile, multiplies="fp16"))
     outside = frame.clone()

@@ -53,16 +53,18 @@ def launch(args: GemmArgs, plan: Plan) -> None:
     if args.workspace is None:
         raise AssertionError("the plan's workspace was not allocated")
     weight = args.workspace[: 2 * n * k].view(args.x.dtype).view(k, n)
-    epilogue = epilogue_of(args)
+    memo = args.memo
+    if "constants" not in memo:
+        epilogue = epilogue_of(args)
+        memo["constants"] = {
+            **weight_constants(args, tile.block_k), "SCALE": epilogue.SCALE, "SECONDARY": epilogue.SECONDARY,
+            "WIDE": n * k >= 2**31, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
+        }  # fmt: skip
     launch_triton(
         dequantize_kernel,
         (-(-n // tile.block_n), -(-k // tile.block_k), 1),
         args.qweight, as_bytes(args.scale), args.zero_point, args.secondary_scale, weight, n, k, *grid_offsets(args),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
-        constants={
-            **weight_constants(args, tile.block_k), "SCALE": epilogue.SCALE, "SECONDARY": epilogue.SECONDARY,
-            "WIDE": n * k >= 2**31, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
-        },
+        num_warps=tile.num_warps, num_stages=tile.num_stages, constants=memo["constants"], memo=memo,
     )  # fmt: skip
     multiply(args.x, weight, args.bias, args.out)
 

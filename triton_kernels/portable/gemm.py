@@ -233,45 +233,57 @@ def grid_offsets(args: GemmArgs) -> tuple[int, int, int, int]:
 
 def launch(args: GemmArgs, plan: Plan) -> None:
     """Run the plan's tile; it never chooses. One launch, or two when K is split."""
-    tile, spec = plan.tile, args.problem.spec
-    (m, n), k = args.out.shape, args.layout.k
-    epilogue, secondary_w = epilogue_of(args), NONE
-    if secondary_on_weights(spec, tile.block_k, plan.multiplies):
-        epilogue, secondary_w = epilogue._replace(SECONDARY=NONE), epilogue.SECONDARY
+    tile, memo = plan.tile, args.memo
+    (m, n), k, split = args.out.shape, args.layout.k, plan.tile.split_k
+    if "constants" not in memo:
+        memo["constants"] = _constants(args, plan)
     x, scale, x_scale = as_bytes(args.x), as_bytes(args.scale), as_bytes(args.x_scale)
-    stride_sm = x_scale.stride(0) if x_scale is not None and x_scale.dim() == 2 else 1
-    stride_sk = x_scale.stride(1) if x_scale is not None and x_scale.dim() == 2 else 1
-    split = tile.split_k
+    stride_sm, stride_sk = x_scale.stride() if x_scale is not None and x_scale.dim() == 2 else (1, 1)
     partial = args.workspace[: split * m * n * 4].view(torch.float32) if split > 1 and args.workspace is not None else args.out
-    largest = max(m * max(args.x.stride(0), args.out.stride(0)), args.qweight.numel(), m * n)
     launch_triton(
         gemm_portable_kernel,
         (-(-m // tile.block_m) * -(-n // tile.block_n), split, 1),
         x, args.qweight, scale, args.zero_point, x_scale, args.secondary_scale, args.x_global_scale, args.bias, args.out, partial,
         m, n, k, *grid_offsets(args), args.x.stride(0), stride_sm, stride_sk, args.out.stride(0),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
-        constants={
-            **weight_constants(args, tile.block_k), **x_constants(args),
-            "GROUP_X": spec.activation_group_size or 0, "X_SCALE_KIND": epilogue.X_SCALE_KIND,
-            "PRESCALE_X": prescales_x(spec), "SECONDARY_W": secondary_w,
-            "SCALE": epilogue.SCALE, "SECONDARY": epilogue.SECONDARY, "X_SCALE": epilogue.X_SCALE,
-            "X_GLOBAL": epilogue.X_GLOBAL, "BIAS": epilogue.BIAS, "DTYPE": TYPES[plan.multiplies],
-            "WIDE": largest >= 2**31, "SPLIT_K": split, "RASTER_M": tile.raster_m,
-            "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
-        },
+        num_warps=tile.num_warps, num_stages=tile.num_stages, constants=memo["constants"], memo=memo,
     )  # fmt: skip
     if split > 1:
-        reduce(args, partial, split, epilogue, stride_sm)
+        reduce(args, partial, split, stride_sm, secondary=not memo["constants"]["SECONDARY_W"])
 
 
-def reduce(args: GemmArgs, partial: torch.Tensor, splits: int, epilogue: Epilogue, stride_sm: int, block_n: int = 512) -> None:
-    """Second pass of split-K: `partial` [splits, M, N] -> out."""
-    m, n = args.out.shape
+def _constants(args: GemmArgs, plan: Plan) -> dict[str, object]:
+    """Compile-time constants of the kernel, in its order."""
+    tile, spec, (m, n) = plan.tile, args.problem.spec, args.out.shape
+    epilogue, secondary_w = epilogue_of(args), NONE
+    if secondary_on_weights(spec, tile.block_k, plan.multiplies):
+        epilogue, secondary_w = epilogue._replace(SECONDARY=NONE), epilogue.SECONDARY
+    # The bucket's M, not this call's: another M of the same bucket runs the same compiled kernel.
+    m = max(m, args.problem.m)
+    largest = max(m * max(args.x.stride(0), args.out.stride(0)), args.qweight.numel(), m * n)
+    return {
+        **weight_constants(args, tile.block_k), **x_constants(args),
+        "GROUP_X": spec.activation_group_size or 0, "X_SCALE_KIND": epilogue.X_SCALE_KIND,
+        "PRESCALE_X": prescales_x(spec), "SECONDARY_W": secondary_w,
+        "SCALE": epilogue.SCALE, "SECONDARY": epilogue.SECONDARY, "X_SCALE": epilogue.X_SCALE,
+        "X_GLOBAL": epilogue.X_GLOBAL, "BIAS": epilogue.BIAS, "DTYPE": TYPES[plan.multiplies],
+        "WIDE": largest >= 2**31, "SPLIT_K": tile.split_k, "RASTER_M": tile.raster_m,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
+    }  # fmt: skip
+
+
+def reduce(
+    args: GemmArgs, partial: torch.Tensor, splits: int, stride_sm: int, *, secondary: bool = True, block_n: int = 512
+) -> None:
+    """Second pass of split-K: `partial` [splits, M, N] -> out. `secondary`: that scale is still to be applied."""
+    (m, n), memo = args.out.shape, args.memo
+    if "reduce" not in memo:
+        epilogue = epilogue_of(args)
+        epilogue = epilogue if secondary else epilogue._replace(SECONDARY=NONE)
+        memo["reduce"] = {"SPLITS": splits, **epilogue._asdict(), "BLOCK_N": block_n}
     launch_triton(
         reduce_kernel,
         (m, -(-n // block_n), 1),
         partial, as_bytes(args.scale), args.secondary_scale, as_bytes(args.x_scale), args.x_global_scale, args.bias, args.out,
         m, n, stride_sm, args.out.stride(0),
-        num_warps=4,
-        constants={"SPLITS": splits, **epilogue._asdict(), "BLOCK_N": block_n},
+        num_warps=4, constants=memo["reduce"], memo=memo,
     )  # fmt: skip

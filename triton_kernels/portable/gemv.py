@@ -80,23 +80,23 @@ def gemv_portable_kernel(
 
 def launch(args: GemmArgs, plan: Plan) -> None:
     """Run the plan's tile: one launch, or two when K is split."""
-    tile = plan.tile
-    (m, n), k = args.out.shape, args.layout.k
-    epilogue = epilogue_of(args)
-    split = tile.split_k
+    tile, memo = plan.tile, args.memo
+    (m, n), k, split = args.out.shape, args.layout.k, plan.tile.split_k
+    if "constants" not in memo:
+        epilogue = epilogue_of(args)
+        memo["constants"] = {
+            **weight_constants(args, tile.block_k),
+            "SCALE": epilogue.SCALE, "SECONDARY": epilogue.SECONDARY, "BIAS": epilogue.BIAS,
+            "WIDE": args.qweight.numel() >= 2**31, "SPLIT_K": split,
+            "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
+        }  # fmt: skip
     partial = args.workspace[: split * m * n * 4].view(torch.float32) if split > 1 and args.workspace is not None else args.out
     launch_triton(
         gemv_portable_kernel,
         (-(-n // tile.block_n), split, 1),
         args.x, args.qweight, as_bytes(args.scale), args.zero_point, args.secondary_scale, args.bias, args.out, partial,
         m, n, k, *grid_offsets(args), args.x.stride(0), args.out.stride(0),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
-        constants={
-            **weight_constants(args, tile.block_k),
-            "SCALE": epilogue.SCALE, "SECONDARY": epilogue.SECONDARY, "BIAS": epilogue.BIAS,
-            "WIDE": args.qweight.numel() >= 2**31, "SPLIT_K": split,
-            "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
-        },
+        num_warps=tile.num_warps, num_stages=tile.num_stages, constants=memo["constants"], memo=memo,
     )  # fmt: skip
     if split > 1:
-        reduce(args, partial, split, epilogue, 1)
+        reduce(args, partial, split, 1)
