@@ -12,7 +12,7 @@ from hybrid_humming.api import Device, pack_weight
 from hybrid_humming.checkpoint import Checkpoint, ReadOptions
 from hybrid_humming.errors import CheckpointMismatch
 from hybrid_humming.spec import Spec
-from hybrid_humming.weight import QWeight
+from hybrid_humming.weight import CanonicalWeight, QWeight
 
 
 class Loaded(Mapping[str, tuple[QWeight, Spec]]):
@@ -28,11 +28,7 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
         self._specs = {name: self._served(name, layer.spec) for name, layer in checkpoint.layers.items()}
 
     def __getitem__(self, name: str) -> tuple[QWeight, Spec]:
-        weight = self.checkpoint[name]
-        # The act-order of a layer may have refined its groups: the data's own spec counts.
-        spec = self._served(name, weight.spec)
-        qweight = pack_weight(weight.replace(spec=spec), device=self._device)
-        return qweight, qweight.spec
+        return self._packed(name, self.checkpoint[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._specs
@@ -42,6 +38,10 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
 
     def __len__(self) -> int:
         return len(self._specs)
+
+    def experts(self, group: str) -> tuple[QWeight, Spec]:
+        """Return experts that are stored one by one as one weight [E, N, K]: `model.layers.0.mlp.experts.gate_proj`."""
+        return self._packed(group, self.checkpoint.experts(group))
 
     def spec(self, name: str) -> Spec:
         """Return a layer's spec without reading its weight; raises MissingTensor (a KeyError) for an unknown name."""
@@ -55,6 +55,12 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
     def tensor(self, name: str) -> torch.Tensor:
         """Return any stored tensor by its full name, such as a norm."""
         return self.checkpoint.tensor(name)
+
+    def _packed(self, name: str, weight: CanonicalWeight) -> tuple[QWeight, Spec]:
+        # The act-order of a layer may have refined its groups: the data's own spec counts.
+        spec = self._served(name, weight.spec)
+        qweight = pack_weight(weight.replace(spec=spec), device=self._device)
+        return qweight, qweight.spec
 
     def _served(self, name: str, spec: Spec) -> Spec:
         return spec if self._activation is None else with_activation(name, spec, self._activation)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from hybrid_humming.checkpoint.config import QuantConfig, read_config
+from hybrid_humming.checkpoint.experts import expert_groups, stack_experts
 from hybrid_humming.checkpoint.files import Files, TensorInfo
 from hybrid_humming.checkpoint.registry import KV_CACHE, TELLTALES, Importer, ReadOptions, StoredLayer, importer
 from hybrid_humming.errors import CheckpointError, HybridHummingError, MissingTensor, UnreadTensor, did_you_mean
@@ -80,6 +81,17 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
     def spec(self, name: str) -> Spec:
         """Return a layer's spec, from config and headers."""
         return self.layer(name).spec
+
+    def expert_groups(self) -> dict[str, tuple[str, ...]]:
+        """Return group -> names of its experts' layers in order: `experts.gate_proj` -> (`experts.0.gate_proj`, ...)."""
+        return expert_groups(self.layers)
+
+    def experts(self, group: str) -> CanonicalWeight:
+        """Return the experts of a group, stored one by one, as one weight [E, N, K]; raises MissingTensor for an unknown group."""
+        groups = self.expert_groups()
+        if group not in groups:
+            raise MissingTensor(f"{self.path} has no experts {group!r}; it has {len(groups)} groups.{did_you_mean(group, groups)}")
+        return stack_experts(group, [self[name] for name in groups[group]])
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return any stored tensor as it is, such as a norm of `rest`."""

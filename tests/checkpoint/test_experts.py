@@ -1,0 +1,74 @@
+"""Experts stored one by one become one weight with an expert axis."""
+
+import pytest
+import torch
+
+import hybrid_humming as hh
+from hybrid_humming.checkpoint import load_canonical
+from hybrid_humming.errors import CheckpointMismatch, LayoutError, MissingTensor
+from hybrid_humming.reference import dequantize
+from tests.checkpoint.build import golden, write
+
+LAYER = "model.layers.0.mlp.down_proj"
+NAMES = ("model.layers.0.mlp.experts.{}.gate_proj", "model.layers.3.block_sparse_moe.experts.{}.w1")
+
+
+def moe(tmp_path, folder: str, name: str, experts, change=None):
+    """A checkpoint whose experts are the golden layer, each with a scale of its own."""
+    config, tensors = golden(folder)
+    layer = next(iter(tensors)).rpartition(".")[0]
+    written = {}
+    for i in experts:
+        for key, tensor in tensors.items():
+            part = key.removeprefix(f"{layer}.")
+            if part in ("scales", "weight_scale") and tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
+                tensor = tensor * (i + 1)
+            written[f"{name.format(i)}.{part}"] = change(i, part, tensor) if change else tensor.clone()
+    return write(tmp_path, config, written)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("folder", ["gptqmodel-w4-g16-asym-v2", "ct-pack-w3-group-asym", "llmcompressor-mxfp4a16", "ct-nvfp4-w4a4"])
+def test_experts_become_one_weight(tmp_path, folder, name):
+    path = moe(tmp_path, folder, name, range(11))
+    checkpoint, group = load_canonical(path), name.replace(".{}", "")
+    assert list(checkpoint.expert_groups()) == [group]
+    assert checkpoint.expert_groups()[group] == tuple(name.format(i) for i in range(11)), "by number, not by text"
+    weight = checkpoint.experts(group)
+    assert weight.experts == 11
+    for i in range(11):
+        assert torch.equal(dequantize(weight)[i], dequantize(checkpoint[name.format(i)]))
+    qweight, spec = hh.load(path).experts(group)
+    assert qweight.shape == (11, weight.n, weight.k) and spec == weight.spec
+    assert torch.equal(hh.dequantize(qweight), dequantize(weight))
+
+
+def test_missing_experts_are_listed(tmp_path):
+    checkpoint = load_canonical(moe(tmp_path, "gptqmodel-w4-g16-sym-v1", NAMES[0], [0, 1, 4]))
+    with pytest.raises(CheckpointMismatch, match=r"experts up to 4 are there, but 2 of them are missing: 2, 3"):
+        checkpoint.experts(NAMES[0].replace(".{}", ""))
+
+
+def test_experts_with_an_act_order_of_their_own_are_refused(tmp_path):
+    folder = "gptqmodel-w4-g16-asym-desc-act"
+    alike = load_canonical(moe(tmp_path / "alike", folder, NAMES[0], range(2)))
+    assert alike.experts(NAMES[0].replace(".{}", "")).transform.permutation.shape == (64,)
+    apart = moe(tmp_path / "apart", folder, NAMES[0], range(2), lambda i, p, t: t.flip(0) if (i, p) == (1, "g_idx") else t.clone())
+    with pytest.raises(LayoutError, match="expert 1 transforms x in another way than expert 0"):
+        load_canonical(apart).experts(NAMES[0].replace(".{}", ""))
+
+
+def test_experts_of_different_sizes_are_refused(tmp_path):
+    def cut(i, part, tensor):
+        keep = {"qweight": 16, "scales": 16, "qzeros": 2}
+        return tensor[:, : keep[part]].clone() if i == 1 and part in keep else tensor.clone()
+
+    checkpoint = load_canonical(moe(tmp_path, "gptqmodel-w4-g16-sym-v1", NAMES[0], range(2), cut))
+    with pytest.raises(LayoutError, match=r"expert 1 is 'int4 g16 x fp16' \[16, 64\], expert 0 is 'int4 g16 x fp16' \[32, 64\]"):
+        checkpoint.experts(NAMES[0].replace(".{}", ""))
+
+
+def test_an_unknown_group_gets_the_nearest_name(tmp_path):
+    checkpoint = load_canonical(moe(tmp_path, "gptqmodel-w4-g16-sym-v1", NAMES[0], range(2)))
+    with pytest.raises(MissingTensor, match=r"no experts 'model.layers.0.mlp.experts.gate'; it has 1 groups. Did you mean"):
+        checkpoint.experts("model.layers.0.mlp.experts.gate")
