@@ -114,7 +114,7 @@ class ElementFormat:
         values = np.asarray(values, dtype=np.float64)
         if np.isnan(values).any():
             raise FormatError(f"NaN can't be quantized to {self.name}; clean the tensor first")
-        grid, codes = _grid(self)
+        grid, codes = code_grid(self)
         middle = (grid[1:] + grid[:-1]) / 2
         low = np.searchsorted(middle, values, side="left")
         high = np.searchsorted(middle, values, side="right")
@@ -214,7 +214,7 @@ def _float_table(fmt: ElementFormat, codes: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _grid(fmt: ElementFormat) -> tuple[np.ndarray, np.ndarray]:
+def code_grid(fmt: ElementFormat) -> tuple[np.ndarray, np.ndarray]:
     """Return the values that the quantizer may emit, ascending, and their codes (one code for zero: +0)."""
     table = fmt.values
     keep = np.isfinite(table) & (table >= fmt.smallest) & (table <= fmt.largest)

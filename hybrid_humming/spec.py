@@ -106,7 +106,10 @@ class Spec:
     @classmethod
     def from_json(cls, text: str) -> Spec:
         """Return the Spec that `to_json` wrote; raises SpecError naming an unknown field."""
-        fields = json.loads(text)
+        try:
+            fields = dict(json.loads(text))
+        except (TypeError, ValueError):
+            raise SpecError(f"can't read spec {text[:80]!r}: expected the JSON object that Spec.to_json writes") from None
         unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
         if unknown:
             raise SpecError(f"unknown Spec fields in JSON: {', '.join(unknown)}; written by a newer version?")
@@ -181,6 +184,10 @@ class Spec:
                     f"K={k} is not a multiple of {what}={g} ({k / g:.4g} groups); "
                     f"pad K to {-(-k // g) * g} before quantizing, or use a group size that divides K"
                 )
+        if k % 2 and self.activation_format.bits == 4:
+            raise ShapeError(
+                f"K={k} is odd; {self.activation} activations are stored two a byte: pad K to {k + 1} before quantizing"
+            )
 
     def weight_bytes(self, n: int, k: int) -> int:
         """Return the bytes of the packed weight [n, k]: codes, scales, zero points and secondary scale."""
@@ -301,8 +308,11 @@ def _expand_shorthands(spec: Spec) -> None:
         _set(spec, secondary=spec.secondary or secondary)
     if spec.activation in SHORTHANDS:
         fmt, group, scale, secondary = SHORTHANDS[spec.activation]
+        if spec.activation_granularity not in (None, "group") or spec.activation_group_size not in (None, group):
+            raise SpecError(f"{spec.activation} means group {group}; write {fmt!r} with a granularity of your own instead")
         _set(spec, activation=fmt, activation_granularity="group", activation_group_size=group)
-        _set(spec, activation_scale=spec.activation_scale or scale, activation_secondary=secondary)
+        _set(spec, activation_scale=spec.activation_scale or scale)
+        _set(spec, activation_secondary=spec.activation_secondary or secondary)
 
 
 def _fill_defaults(spec: Spec) -> None:
@@ -351,7 +361,7 @@ def _check_weight(spec: Spec) -> None:
         raise SpecError(f"{fmt} needs a zero point; write '{fmt} ... zp' (or int{fmt.bits} for symmetric codes)")
     if zero is not None and zero != "int" and zero not in ZERO_POINT_FORMATS:
         raise SpecError(f"zero point format {zero!r}: allowed are int and {', '.join(ZERO_POINT_FORMATS)}")
-    if spec.activation == "fp16" and fmt.exponent_bits > 5:
+    if spec.activation == "fp16" and fmt.largest > 65504:
         raise SpecError(f"{fmt} weights (up to {fmt.largest:g}) don't fit fp16 activations (up to 65504); use bf16")
 
 

@@ -15,9 +15,9 @@ import torch
 
 from hybrid_humming.dtypes import ElementFormat, parse_format
 from hybrid_humming.errors import ShapeError, SpecError
-from hybrid_humming.reference.codes import decode, encode, round_scale
+from hybrid_humming.reference.codes import decode, divide, encode, round_scale
 from hybrid_humming.reference.dequantize import decode_scale
-from hybrid_humming.reference.quantize import power_of_two_scale
+from hybrid_humming.reference.quantize import TINY, symmetric_scale
 from hybrid_humming.spec import Spec
 
 Tensor = torch.Tensor
@@ -34,35 +34,38 @@ class QuantizedInput(NamedTuple):
 def quantize_input(x: Tensor, spec: Spec, *, input_scale: Tensor | None = None) -> QuantizedInput:
     """Return x [..., K] quantized by the activation half of `spec`.
 
-    A row (or group) of zeros gets a scale that decodes it to zero; one that holds NaN or infinity decodes to NaN as a whole.
-    `input_scale` [1] is the static scale of tensor granularity; without it, the tensor's own absmax is used.
+    input_scale  [1]  tensor granularity: the static scale. Groups with a second scale: the static global scale. Without it
+                      the tensor's own absmax is used.
+
+    A row (or group) of zeros decodes to zeros; one that holds NaN or infinity decodes to NaN as a whole. Under a static scale
+    NaN and infinity become NaN where the format has one; in a finite-only format NaN becomes 0 and infinity saturates.
     """
     if not spec.quantizes_activation:
         raise SpecError(f"'{spec}' has {spec.activation} activations; there is nothing to quantize")
-    if spec.activation_group_size and x.shape[-1] % spec.activation_group_size:
-        raise ShapeError(f"x is {list(x.shape)}; K must be a multiple of the group size {spec.activation_group_size}")
-    fmt, scale_fmt = spec.activation_format, parse_format(str(spec.activation_scale))
     k = x.shape[-1]
+    fmt, scale_fmt, group = spec.activation_format, parse_format(str(spec.activation_scale)), spec.activation_group_size or k
+    if k % group:
+        raise ShapeError(f"x is {list(x.shape)}; K must be a multiple of the group size {group}")
+    if fmt.bits == 4 and k % 2:
+        raise ShapeError(f"x is {list(x.shape)}; {fmt} activations are stored two a byte, so K must be even")
     work = x.float().reshape(-1, k)
     global_scale = None
     if spec.activation_secondary:
-        absmax = torch.nan_to_num(work.abs().amax() if work.numel() else work.new_zeros(()), nan=0.0, posinf=0.0)
-        top = scale_fmt.largest if not scale_fmt.is_wide else 1.0
-        global_scale = (absmax / (fmt.largest * top)).reshape(1)
-        if input_scale is not None:
-            global_scale = input_scale.float().reshape(1)
-        global_scale = torch.where(global_scale > 0, global_scale, 1.0)
+        global_scale = _global_scale(work, fmt, scale_fmt) if input_scale is None else input_scale.float().reshape(1)
         work = work / global_scale
-    groups = work.view(work.shape[0], -1, spec.activation_group_size or k)
-    if spec.activation_granularity == "tensor":
-        scale = input_scale.float().reshape(1) if input_scale is not None else _scale_of(_absmax(work), fmt, scale_fmt)
-        real = decode_scale(scale, scale_fmt.name, torch.float32).view(1, 1, 1)
-    else:
-        scale = _scale_of(groups.abs().amax(-1) if groups.numel() else groups.new_zeros(groups.shape[:2]), fmt, scale_fmt)
+    groups = work.unflatten(-1, (k // group, group))
+    if spec.activation_granularity != "tensor":
+        scale = _scale_of(groups.abs().amax(-1), fmt, scale_fmt)
         real = decode_scale(scale, scale_fmt.name, torch.float32)[..., None]
-    units = torch.nan_to_num(groups / torch.where(real > 0, real, 1.0), nan=0.0)
-    codes = encode(units, fmt).view(*x.shape)
-    return QuantizedInput(_store(codes, fmt), scale, global_scale)
+    else:
+        absmax = work.abs().amax().reshape(1) if work.numel() else work.new_zeros(1)
+        scale = _scale_of(absmax, fmt, scale_fmt) if input_scale is None else round_scale(input_scale.reshape(1), scale_fmt)
+        real = decode_scale(scale, scale_fmt.name, torch.float32)[..., None, None]
+    units = groups / torch.where(real > 0, real, 1.0)
+    codes = encode(torch.nan_to_num(units, nan=0.0), fmt)
+    if fmt.specials != "none":
+        codes = torch.where(torch.isfinite(groups), codes, 2 ** (fmt.bits - 1) - 1)
+    return QuantizedInput(_store(codes.view(x.shape), fmt), scale, global_scale)
 
 
 def dequantize_input(quantized: QuantizedInput, spec: Spec, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -70,13 +73,14 @@ def dequantize_input(quantized: QuantizedInput, spec: Spec, dtype: torch.dtype =
     work = torch.float64 if dtype == torch.float64 else torch.float32
     values = decode_input(quantized.values, spec.activation_format, work)
     k = values.shape[-1]
-    flat = values.reshape(-1, spec.activation_group_size or k)
+    group = spec.activation_group_size or k
+    flat = values.reshape(-1, k).unflatten(-1, (k // group, group))
     if quantized.scale is not None:
         scale = decode_scale(quantized.scale, str(spec.activation_scale), work)
-        flat = flat * (scale.reshape(-1, 1) if scale.numel() > 1 else scale.reshape(1, 1))
+        flat = flat * (scale.reshape(*flat.shape[:2], 1) if spec.activation_granularity != "tensor" else scale.reshape(1, 1, 1))
     if quantized.global_scale is not None:
         flat = flat * quantized.global_scale.to(work)
-    return flat.view(values.shape).to(dtype)
+    return flat.reshape(values.shape).to(dtype)
 
 
 def decode_input(values: Tensor, fmt: ElementFormat, dtype: torch.dtype) -> Tensor:
@@ -89,20 +93,22 @@ def decode_input(values: Tensor, fmt: ElementFormat, dtype: torch.dtype) -> Tens
     return decode(codes ^ 8 if fmt.name == "int4" else codes, fmt, dtype)
 
 
-def _absmax(work: Tensor) -> Tensor:
-    return work.abs().amax().reshape(1) if work.numel() else work.new_zeros(1)
+def _global_scale(work: Tensor, fmt: ElementFormat, scale_fmt: ElementFormat) -> Tensor:
+    """[1] fp32: the largest finite magnitude then needs the largest group scale."""
+    finite = torch.where(torch.isfinite(work), work.abs(), 0.0)
+    absmax = finite.amax().reshape(1) if work.numel() else work.new_zeros(1)
+    top = 1.0 if scale_fmt.is_wide else scale_fmt.largest
+    return torch.where(absmax > 0, divide(absmax, fmt.largest * top).clamp(min=TINY), 1.0)
 
 
 def _scale_of(absmax: Tensor, fmt: ElementFormat, scale_fmt: ElementFormat) -> Tensor:
+    """Stored scales for `absmax` of any shape; NaN where it is not finite."""
     finite = torch.isfinite(absmax)
-    safe = torch.where(finite, absmax, 0.0)
-    if scale_fmt.name == "e8m0":
-        stored = power_of_two_scale(safe, fmt)
-        return torch.where(finite, stored.view(torch.uint8), 255).view(torch.float8_e8m0fnu)
-    stored = round_scale(torch.where(safe > 0, safe / fmt.largest, 1.0), scale_fmt)
-    if stored.dtype == torch.uint8:  # e5m3: 255 is NaN
-        return torch.where(finite, stored, 255)
-    return torch.where(finite, stored.float(), torch.nan).to(stored.dtype)
+    stored = symmetric_scale(torch.where(finite, absmax, 0.0), fmt, scale_fmt)
+    if scale_fmt.is_wide:
+        return torch.where(finite, stored, torch.nan)
+    nan = 255 if scale_fmt.kind == "scale" else 127
+    return torch.where(finite, stored.view(torch.uint8), nan).view(stored.dtype)
 
 
 def _store(codes: Tensor, fmt: ElementFormat) -> Tensor:

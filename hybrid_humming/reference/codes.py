@@ -7,10 +7,10 @@ import functools
 import numpy as np
 import torch
 
-from hybrid_humming.dtypes import ElementFormat
+from hybrid_humming.dtypes import ElementFormat, code_grid
 
 Tensor = torch.Tensor
-CHUNK = 1 << 24
+CHUNK = 1 << 22
 
 
 def decode(codes: Tensor, fmt: ElementFormat, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -25,54 +25,58 @@ def encode(values: Tensor, fmt: ElementFormat) -> Tensor:
     out = torch.empty(flat.shape, dtype=torch.uint8, device=flat.device)
     for begin in range(0, flat.numel(), CHUNK):
         part = slice(begin, begin + CHUNK)
-        out[part] = _nearest(flat[part].double(), fmt)
+        out[part] = _nearest(flat[part], fmt)
     return out.view(values.shape)
 
 
 def _nearest(values: Tensor, fmt: ElementFormat) -> Tensor:
-    if fmt.is_integer:  # the grid is the integers: rounding is the search
+    values = values if values.dtype == torch.float64 else values.float()
+    if fmt.is_integer and fmt.bits > 1:  # an integer is even where its code is; not so for int1
         offset = 2 ** (fmt.bits - 1) if fmt.kind == "int" else 0
         return (values.round().clamp(fmt.smallest, fmt.largest) + offset).to(torch.uint8)
-    middle, tie_to_upper, codes = _boundaries(fmt, values.device)
-    low = torch.bucketize(values, middle)
-    at_tie = (low < middle.numel()) & (values == middle[low.clamp(max=middle.numel() - 1)])
-    up = at_tie & tie_to_upper[low.clamp(max=middle.numel() - 1)]
-    return codes[low + up.long()]
+    bounds, codes = _bounds(fmt, values.dtype, values.device)
+    return codes[torch.bucketize(values, bounds, out_int32=True)]
 
 
 @functools.lru_cache(maxsize=128)
-def _boundaries(fmt: ElementFormat, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    table = fmt.values
-    keep = np.isfinite(table) & (table >= fmt.smallest) & (table <= fmt.largest) & ~((table == 0) & np.signbit(table))
-    codes = np.flatnonzero(keep)
-    codes = codes[np.argsort(table[codes], kind="stable")]
-    grid = table[codes]
-    middle = torch.from_numpy((grid[1:] + grid[:-1]) / 2)
-    tie_to_upper = torch.from_numpy(codes[:-1] % 2 == 1)
-    return middle.to(device), tie_to_upper.to(device), torch.from_numpy(codes.astype(np.uint8)).to(device)
+def _bounds(fmt: ElementFormat, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the largest value that still rounds down, for each gap of the grid, and the grid's codes."""
+    grid, codes = code_grid(fmt)
+    middle = torch.from_numpy((grid[1:] + grid[:-1]) / 2).to(dtype)  # exact in fp32 too
+    below = torch.nextafter(middle, torch.full_like(middle, -torch.inf))
+    lower_is_even = torch.from_numpy(codes[:-1] % 2 == 0)
+    return torch.where(lower_is_even, middle, below).to(device), torch.from_numpy(codes.astype(np.uint8)).to(device)
+
+
+def divide(values: Tensor, by: float) -> Tensor:
+    """Return values / by, the same bits on every device (CUDA multiplies by the reciprocal of a Python number)."""
+    return values / values.new_tensor(by)
 
 
 def round_scale(scale: Tensor, fmt: ElementFormat) -> Tensor:
     """Return `scale` (>= 0) stored in `fmt`, saturated at its largest finite value; a positive scale stays positive."""
-    tiny = _smallest_positive(fmt)
+    tiny = 2.0 ** (1 - fmt.bias - fmt.mantissa_bits) if fmt.is_wide else _positive(fmt)[0]
     scale = torch.where(scale > 0, scale.double().clamp(tiny, fmt.largest), scale.double())
-    if fmt.is_wide:
-        return scale.to(fmt.torch_storage)
-    codes = encode(scale, fmt)
-    return codes.view(fmt.torch_storage)
+    return scale.to(fmt.torch_storage) if fmt.is_wide else encode(scale, fmt).view(fmt.torch_storage)
 
 
-def scale_values(scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the values of a stored scale tensor in fp32 or fp64; unsigned formats are told apart by their torch dtype."""
-    if scale.dtype == torch.float8_e8m0fnu:
-        from hybrid_humming.dtypes import parse_format
+def fit_scale(extent: Tensor, reach: float, slack: float, fmt: ElementFormat) -> Tensor:
+    """Return the scale in `fmt` nearest to extent / reach, or the next larger one where the nearest would cut off too much.
 
-        return decode(scale.view(torch.uint8), parse_format("e8m0"), dtype)
-    return scale.to(dtype)
+    extent  largest magnitude (or span) that the codes have to reach, in fp64; 0 gives a scale of 1
+    reach   largest code value;  slack  what may lie beyond it, in code units: half the last step, so that saturating costs
+            no more than rounding does
+    """
+    wanted = torch.where(extent > 0, divide(extent, reach), 1.0)
+    stored = round_scale(wanted, fmt)
+    if fmt.is_wide:  # within 2**-9 of what was wanted
+        return stored
+    short = extent > decode(stored.view(torch.uint8), fmt, torch.float64) * (reach + slack)
+    values = torch.tensor(_positive(fmt), dtype=torch.float64, device=wanted.device)
+    up = torch.bucketize(wanted, values).clamp(max=len(values) - 1)
+    return torch.where(short, round_scale(values[up], fmt).view(torch.uint8), stored.view(torch.uint8)).view(stored.dtype)
 
 
-def _smallest_positive(fmt: ElementFormat) -> float:
-    if fmt.is_wide:
-        return 2.0 ** (1 - fmt.bias - fmt.mantissa_bits)
+def _positive(fmt: ElementFormat) -> list[float]:
     table = fmt.values
-    return float(table[np.isfinite(table) & (table > 0)].min())
+    return sorted(table[np.isfinite(table) & (table > 0)].tolist())

@@ -6,47 +6,55 @@
     e8m0 scale   the OCP MX rule: 2 ** (floor(log2 absmax) - exponent of the format's largest value); values saturate
     secondary    per tensor or row: absmax / (largest * largest scale), so that the first scale uses its whole range (NVFP4)
 
-The scale is rounded to its format before the codes are chosen, so the codes are the best for the scale that is stored.
+The scale is rounded to its format before the codes are chosen, so the codes are the best for the scale that is stored. An fp8
+scale that rounds down so far that the largest value would saturate by more than half a step takes the next larger value. A
+group of zeros has scale 1 (e8m0: 2**-127) and codes of exactly 0. A scale beyond its format's range saturates, at either end.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
-from hybrid_humming.dtypes import ElementFormat, parse_format
+from hybrid_humming.dtypes import ElementFormat, code_grid, parse_format
 from hybrid_humming.errors import DtypeError, ShapeError, ValueRangeError
-from hybrid_humming.reference.codes import encode, round_scale
+from hybrid_humming.reference.codes import divide, encode, fit_scale
 from hybrid_humming.reference.dequantize import decode_scale, expand
 from hybrid_humming.spec import Spec
-from hybrid_humming.weight import CanonicalWeight, InputTransform
+from hybrid_humming.weight import CanonicalWeight, InputTransform, scale_shape
 
 Tensor = torch.Tensor
+TINY = 2.0**-126  # least normal fp32: below it a quotient by the scale is no longer accurate
 
 
-def quantize(weight: Tensor, spec: Spec, *, transform: InputTransform | None = None) -> CanonicalWeight:
-    """Return `weight` [N, K] or [E, N, K] quantized by `spec`; NaN and infinities are refused with their index."""
+def quantize(
+    weight: Tensor, spec: Spec, *, transform: InputTransform | None = None, block_offset: tuple[int, int] = (0, 0)
+) -> CanonicalWeight:
+    """Return `weight` [N, K] or [E, N, K] quantized by `spec`; NaN and infinities are refused with their index.
+
+    block_offset  where this weight begins inside the block grid of the tensor that it was cut from (block granularity)
+    """
     if not weight.is_floating_point():
         raise DtypeError(f"weight is {weight.dtype}; quantize takes a float tensor")
     if weight.dim() not in (2, 3):
         raise ShapeError(f"weight is {list(weight.shape)}; quantize takes [N, K] or [E, N, K]")
-    bad = ~torch.isfinite(weight)
+    spec.check_shape(weight.shape[-2], weight.shape[-1])
+    w = weight.detach().float()
+    bad = ~torch.isfinite(w)
     if bad.any():
         where = [int(i) for i in bad.nonzero()[0]]
         raise ValueRangeError(
-            f"weight{where} is {float(weight[tuple(where)])} ({int(bad.sum())} values are not finite); "
+            f"weight{where} is {float(weight[tuple(where)])} ({int(bad.sum())} of {bad.numel()} values are not finite in fp32); "
             "repair the weight before quantizing it"
         )
-    spec.check_shape(weight.shape[-2], weight.shape[-1])
-    w = weight.float()
     secondary = _secondary_scale(w, spec)
     if secondary is not None:
         w = w / secondary[..., None]
-    low, high = _reduce(w, spec, torch.amin), _reduce(w, spec, torch.amax)
+    low, high = (_reduce(w, spec, how, block_offset).double() for how in (torch.amin, torch.amax))
     if spec.zero_point is None:
-        scale = _symmetric_scale(torch.maximum(high, -low), spec)
-        zero = None
+        scale, zero = symmetric_scale(torch.maximum(high, -low), spec.weight_format, spec.scale_format), None
     else:
         scale, zero = _range_scale(low, high, spec)
     shell = CanonicalWeight(
@@ -56,9 +64,9 @@ def quantize(weight: Tensor, spec: Spec, *, transform: InputTransform | None = N
         zero_point=zero,
         secondary_scale=secondary,
         transform=transform,
+        block_offset=block_offset,
     )
-    real = decode_scale(scale, spec.scale_format.name, torch.float32)
-    units = w / expand(torch.where(real > 0, real, 1.0), shell)
+    units = w / expand(decode_scale(scale, spec.scale_format.name, torch.float32), shell)
     if zero is not None:
         units = units + expand(zero.float(), shell)
     return shell.replace(codes=encode(units, spec.weight_format))
@@ -72,11 +80,10 @@ def _secondary_scale(w: Tensor, spec: Spec) -> Tensor | None:
     absmax = absmax[..., None] if spec.secondary == "tensor" else absmax
     # A wide first scale has range to spare: 1 keeps it near the weights' own size.
     top = 1.0 if spec.scale_format.is_wide else spec.scale_format.largest
-    scale = absmax / (spec.weight_format.largest * top)
-    return torch.where(scale > 0, scale, 1.0)
+    return torch.where(absmax > 0, divide(absmax, max(spec.weight_format.largest, 1.0) * top).clamp(min=TINY), 1.0)
 
 
-def _reduce(w: Tensor, spec: Spec, how) -> Tensor:  # type: ignore[no-untyped-def]
+def _reduce(w: Tensor, spec: Spec, how: Callable[..., Tensor], offset: tuple[int, int]) -> Tensor:
     """[.., N, K] -> [.., R, C]: `how` (amin or amax) over each scale's weights."""
     *lead, n, k = w.shape
     if spec.granularity == "tensor":
@@ -86,19 +93,22 @@ def _reduce(w: Tensor, spec: Spec, how) -> Tensor:  # type: ignore[no-untyped-de
     if spec.granularity == "group":
         return how(w.unflatten(-1, (-1, spec.group_size or k)), -1)
     assert spec.block is not None
-    rows, cols = spec.scale_shape(n, k)
+    (rows, cols), (block_n, block_k) = scale_shape(spec, n, k, offset), spec.block
+    off_n, off_k = offset[0] % block_n, offset[1] % block_k
     fill = -math.inf if how is torch.amax else math.inf
-    w = torch.nn.functional.pad(w, (0, cols * spec.block[1] - k, 0, rows * spec.block[0] - n), value=fill)
-    return how(w.view(*lead, rows, spec.block[0], cols, spec.block[1]), (-3, -1))
+    pad = (off_k, cols * block_k - k - off_k, off_n, rows * block_n - n - off_n)
+    w = torch.nn.functional.pad(w, pad, value=fill)
+    return how(w.view(*lead, rows, block_n, cols, block_k), (-3, -1))
 
 
-def _symmetric_scale(absmax: Tensor, spec: Spec) -> Tensor:
-    fmt, scale_fmt = spec.weight_format, spec.scale_format
+def symmetric_scale(absmax: Tensor, fmt: ElementFormat, scale_fmt: ElementFormat) -> Tensor:
+    """Return the stored scale of symmetric codes for finite `absmax` of any shape."""
+    absmax = absmax.double()
     if scale_fmt.name == "e8m0":
         return power_of_two_scale(absmax, fmt)
+    grid, _ = code_grid(fmt)
     # int1 holds only 0 and -1: its scale is the whole absmax.
-    scale = absmax / max(fmt.largest, -fmt.smallest if fmt.bits == 1 else 0.0)
-    return round_scale(torch.where(absmax > 0, scale, 1.0), scale_fmt)
+    return fit_scale(absmax, max(fmt.largest, 1.0), float(grid[-1] - grid[-2]) / 2, scale_fmt)
 
 
 def power_of_two_scale(absmax: Tensor, fmt: ElementFormat) -> Tensor:
@@ -110,14 +120,29 @@ def power_of_two_scale(absmax: Tensor, fmt: ElementFormat) -> Tensor:
 
 
 def _range_scale(low: Tensor, high: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
-    steps = 2**spec.bits - 1
+    """Scales and zero points for weights in low..high (fp64)."""
+    with_zero = low.clamp(max=0), high.clamp(min=0)
     if spec.zero_point == "int":
-        low, high = low.clamp(max=0), high.clamp(min=0)
-    span = high - low
-    scale = torch.where(span > 0, span / steps, torch.where(low != 0, low.abs(), 1.0))
-    stored = round_scale(scale, spec.scale_format)
-    real = decode_scale(stored, spec.scale_format.name, torch.float32)
-    zero = -low / real
-    if spec.zero_point == "int":
-        return stored, zero.round().clamp(0, steps).to(torch.uint8)
-    return stored, zero.to(parse_format(str(spec.zero_point)).torch_storage)
+        stored, zero = _affine(*with_zero, spec)
+        return stored, zero.round().clamp(0, 2**spec.bits - 1).to(torch.uint8)
+    storage = parse_format(str(spec.zero_point)).torch_storage
+    stored, zero = _affine(low, high, spec)
+    # Far from 0 a 16-bit zero point is coarser than a step; such a range is widened to hold 0.
+    coarse = (zero.to(storage).double() - zero).abs() > 0.5
+    if coarse.any():
+        stored, zero = _affine(torch.where(coarse, with_zero[0], low), torch.where(coarse, with_zero[1], high), spec)
+    return stored, zero.to(storage)
+
+
+def _affine(low: Tensor, high: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+    steps = float(2**spec.bits - 1)
+    # One value alone is code 0 with zero point -+1, so its scale is its own magnitude.
+    extent = torch.where(high > low, high - low, low.abs() * steps)
+    if spec.scale_format.name == "e8m0":  # the least power of two that covers the range
+        mantissa, exponent = torch.frexp(divide(extent, steps))
+        code = torch.where(extent > 0, (exponent - (mantissa == 0.5).int() + 127).clamp(0, 254), 0)
+        stored = code.to(torch.uint8).view(torch.float8_e8m0fnu)
+    else:
+        stored = fit_scale(extent, steps, 0.5, spec.scale_format)
+    real = decode_scale(stored, spec.scale_format.name, torch.float64)
+    return stored, -low / real
