@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from hybrid_humming import env
 from hybrid_humming.api import Device, pack_weight
 from hybrid_humming.checkpoint import Checkpoint, ReadOptions
-from hybrid_humming.errors import CheckpointMismatch
+from hybrid_humming.errors import CheckpointError, CheckpointMismatch, MissingDependency
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight, QWeight
 
@@ -39,6 +44,30 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
     def __len__(self) -> int:
         return len(self._specs)
 
+    def stream(self, *, readers: int = 2, progress: bool | None = None) -> Iterator[tuple[str, QWeight, Spec]]:
+        """Yield (name, qweight, spec) of every layer in the order of the files, while `readers` threads read and pack ahead.
+
+        At most `readers` layers are in memory beside the one handed out.
+        progress  show layer, bytes, speed and time left on stderr; None: only where that is a terminal
+        """
+        if readers < 1:
+            raise CheckpointError(f"readers={readers}: at least one thread has to read")
+        waiting, ahead = deque(self._in_file_order()), deque[tuple[str, Future[tuple[QWeight, Spec]]]]()
+        sizes = {name: self.checkpoint.layer(name).stored_bytes for name in waiting}
+        pool = ThreadPoolExecutor(readers, thread_name_prefix="hybrid_humming_load")
+        try:
+            with _bar(sum(sizes.values()), progress) as advance:
+                while waiting or ahead:
+                    while waiting and len(ahead) < readers:
+                        name = waiting.popleft()
+                        ahead.append((name, pool.submit(self.__getitem__, name)))
+                    name, future = ahead.popleft()
+                    qweight, spec = future.result()
+                    advance(name, sizes[name])
+                    yield name, qweight, spec
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
     def experts(self, group: str) -> tuple[QWeight, Spec]:
         """Return experts that are stored one by one as one weight [E, N, K]: `model.layers.0.mlp.experts.gate_proj`."""
         return self._packed(group, self.checkpoint.experts(group))
@@ -55,6 +84,13 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
     def tensor(self, name: str) -> torch.Tensor:
         """Return any stored tensor by its full name, such as a norm."""
         return self.checkpoint.tensor(name)
+
+    def _in_file_order(self) -> list[str]:
+        def place(name: str) -> tuple[str, int]:
+            first = min(self.checkpoint.layer(name).parts.values(), key=lambda info: (str(info.file), info.start))
+            return str(first.file), first.start
+
+        return sorted(self, key=place)
 
     def _packed(self, name: str, weight: CanonicalWeight) -> tuple[QWeight, Spec]:
         # The act-order of a layer may have refined its groups: the data's own spec counts.
@@ -102,3 +138,29 @@ def with_activation(name: str, spec: Spec, activation: str) -> Spec:
         )
     out_dtype = half.out_dtype if "->" in activation or not half.quantizes_activation else spec.out_dtype
     return dataclasses.replace(spec, **fields, out_dtype=out_dtype)
+
+
+@contextmanager
+def _bar(total: int, wanted: bool | None) -> Iterator[Callable[[str, int], None]]:
+    """A function to call with each layer's name and bytes; it draws a bar on stderr, or does nothing."""
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda name, count: None
+        return
+    try:
+        from rich import progress as bars
+        from rich.console import Console
+    except ImportError:
+        if wanted:
+            raise MissingDependency("a progress bar needs the package rich: pip install 'hybrid-humming[cli]'") from None
+        yield lambda name, count: None
+        return
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.DownloadColumn(),
+        bars.TransferSpeedColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=Console(stderr=True, no_color=env.no_color())) as bar:
+        task = bar.add_task("loading", total=total)
+        yield lambda name, count: bar.update(task, advance=count, description=name)

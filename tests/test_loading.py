@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 import hybrid_humming as hh
-from hybrid_humming.errors import CheckpointMismatch, MissingTensor
+from hybrid_humming.errors import CheckpointError, CheckpointMismatch, CorruptFile, MissingTensor
 from tests.checkpoint.build import GOLDEN, LAYER, changed, golden, stack, write
 from tests.checkpoint.test_golden import FOLDERS, OPTIONS, ROUNDED
 
@@ -91,3 +91,56 @@ def test_the_flag_for_unlabelled_gptq_reaches_the_reader(tmp_path):
     path = changed(tmp_path, "gptqmodel-w4-g16-asym-v2", quantization={"checkpoint_format": None})
     v1, v2 = (hh.dequantize(hh.load(path, gptq_zero_points=v)[LAYER][0]) for v in ("v1", "v2"))
     assert not torch.equal(v1, v2)
+
+
+# ---- streaming ----
+def many(tmp_path, layers=9):
+    config, tensors = golden("gptqmodel-w4-g16-asym-v2")
+    return hh.load(write(tmp_path, config, stack(tensors, layers), shards=3))
+
+
+@pytest.mark.parametrize("readers", [1, 2, 5, 20])
+def test_streaming_gives_every_layer_once(tmp_path, readers):
+    loaded = many(tmp_path)
+    seen = {}
+    for name, qweight, spec in loaded.stream(readers=readers):
+        assert name not in seen
+        seen[name] = qweight
+        assert spec == loaded.spec(name)
+    assert set(seen) == set(loaded)
+    for name, qweight in seen.items():
+        assert torch.equal(qweight.qweight, loaded[name][0].qweight)
+
+
+def test_streaming_reads_no_further_ahead_than_asked(tmp_path, monkeypatch):
+    loaded = many(tmp_path)
+    read = []
+    original = type(loaded).__getitem__
+    monkeypatch.setattr(type(loaded), "__getitem__", lambda self, name: read.append(name) or original(self, name))
+    stream = loaded.stream(readers=2)
+    next(stream)
+    assert len(read) <= 2
+    stream.close()
+    assert len(read) <= 2, "a stream that is closed reads no more"
+
+
+def test_a_layer_that_fails_in_a_stream_fails_there(tmp_path):
+    loaded = many(tmp_path)
+    for file in tmp_path.glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:2000])
+    with pytest.raises(CorruptFile, match="the file gave"):
+        list(loaded.stream())
+
+
+def test_streaming_needs_a_reader(tmp_path):
+    with pytest.raises(CheckpointError, match="readers=0: at least one thread has to read"):
+        next(many(tmp_path).stream(readers=0))
+
+
+def test_progress_is_shown_when_asked_and_quiet_otherwise(tmp_path, capsys):
+    loaded = many(tmp_path)
+    list(loaded.stream())
+    assert capsys.readouterr().err == ""
+    list(loaded.stream(progress=True))
+    shown = capsys.readouterr().err
+    assert "down_proj" in shown and "kB" in shown

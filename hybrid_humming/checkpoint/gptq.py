@@ -186,14 +186,12 @@ def zero_point_version(config: QuantConfig, options: ReadOptions) -> str | None:
 def symmetric_version(name: str, stored: Tensor, bits: int) -> str:
     """Return v1 or v2 as the zero points of a symmetric layer tell: all 2^(b-1) - 1, or all 2^(b-1)."""
     middle = 2 ** (bits - 1)
-    values = torch.unique(stored).tolist()
-    if values == [middle - 1]:
-        return "v1"
-    if values == [middle]:
-        return "v2"
+    low, high = (int(value) for value in torch.aminmax(stored))
+    if low == high and low in (middle - 1, middle):
+        return "v1" if low < middle else "v2"
     raise CheckpointMismatch(
         f"{name}: the config says sym, so every stored zero point must be {middle - 1} (v1) or {middle} (v2), but they span "
-        f"{values[0]}..{values[-1]}; if the zero points are meant, set sym to false in the config"
+        f"{low}..{high}; if the zero points are meant, set sym to false in the config"
     )
 
 
