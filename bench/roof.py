@@ -97,7 +97,7 @@ def _matrix_rates(backend: Backend) -> dict[str, float]:
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     calls: dict[str, Callable[[], Any]] = {"bf16": lambda: a @ b.T}
     if torch.cuda.get_device_capability() >= (8, 9):
-        x, w, one = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+        x, w, one = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), torch.ones(1, device="cuda")
         calls["e4m3"] = lambda: torch._scaled_mm(x, w.T, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
     i, j = (torch.randint(-127, 127, (size, size), device="cuda", dtype=torch.int8) for _ in range(2))
     calls["int8"] = lambda: torch._int_mm(i, j.T)
