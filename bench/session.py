@@ -86,7 +86,7 @@ class Session:
         """Return the table that a reader sees last."""
         data = {"meta": self.record.meta, "rows": self.record.rows}
         failed = "".join(f"\nFAILED {line}" for line in self.failures)
-        return f"{table.render(data)}\n{len(self.record.rows)} rows in {self.record.path}{failed}"
+        return f"{table.short(data)}\n{len(self.record.rows)} rows in {self.record.path}{failed}"
 
     def measure_roof(self) -> None:
         """Measure the read roof of each setting and the matrix roofs."""

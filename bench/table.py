@@ -1,14 +1,19 @@
-"""A results file as a short text table: ratio to the best peer, share of the roof, multiples over bf16."""
+"""A results file as text: `python -m bench.table results.json` for everything; a run prints `short` last."""
 
 from __future__ import annotations
 
+import argparse
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bench.record import load
+from bench.shapes import FIRST_MS
+
 
 def render(data: dict[str, Any]) -> str:
-    """Return the dense rows by spec, shape and setting, one column per M, worst ratio to the best peer last in its own table."""
+    """Return the dense rows by spec, shape and setting, one column per M, and last where the best peer is furthest ahead."""
     rows = [row for row in data["rows"] if row["problem"] == "dense"]
     if not rows:
         return "no dense rows"
@@ -16,6 +21,36 @@ def render(data: dict[str, Any]) -> str:
     for spec, setting in dict.fromkeys((row["spec"], row["setting"]) for row in rows):
         parts.append(_block(f"{spec}, {setting}", [r for r in rows if (r["spec"], r["setting"]) == (spec, setting)]))
     return "\n\n".join([*parts, _worst(rows)])
+
+
+def short(data: dict[str, Any]) -> str:
+    """Return one line a spec and setting, each number a geometric mean over the shapes: a table for the end of a run."""
+    rows = [row for row in data["rows"] if row["problem"] == "dense"]
+    if not rows:
+        return "no dense rows"
+    ms = [m for m in FIRST_MS if any(row["m"] == m for row in rows)] or sorted({row["m"] for row in rows})[:6]
+    head = "best peer's time over ours / share of the roof / cuBLAS bf16's time over ours"
+    lines = [f"{head}, over {len({(row['n'], row['k']) for row in rows})} shapes", _cells("", [f"M={m}" for m in ms])]
+    for spec, setting in dict.fromkeys((row["spec"], row["setting"]) for row in rows):
+        at = {m: [r for r in rows if (r["spec"], r["setting"], r["m"]) == (spec, setting, m)] for m in ms}
+        lines.append(_cells(f"{spec}, {setting}", [_cell(at[m]) for m in ms]))
+    return "\n".join([*lines, "", _worst(rows)])
+
+
+def _cell(rows: Sequence[dict[str, Any]]) -> str:
+    parts = (
+        [best_ratio(row) for row in rows if row["peers"]],
+        [row["roof_us"] / row["us"] for row in rows if "roof_us" in row],
+        [ratio for row in rows if (ratio := _ratio(row, "cublas")) is not None],
+    )
+    shown = [f"{geometric_mean(v):.2f}" if v else "-" for v in parts]
+    if parts[1]:
+        shown[1] = f"{100 * geometric_mean(parts[1]):.0f}%"
+    return "/".join(shown) if any(parts) else ""
+
+
+def _cells(label: str, cells: Sequence[str]) -> str:
+    return f"{label:34}" + "".join(f"{cell:>15}" for cell in cells)
 
 
 def _block(title: str, rows: Sequence[dict[str, Any]]) -> str:
@@ -83,3 +118,15 @@ def _times(value: float | None) -> str:
 
 def _percent(row: dict[str, Any] | None) -> str:
     return "" if row is None or "roof_us" not in row else f"{100 * row['roof_us'] / row['us']:.0f}%"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print every dense row of a results file."""
+    parser = argparse.ArgumentParser(prog="python -m bench.table", description=__doc__)
+    parser.add_argument("results")
+    print(render(load(parser.parse_args(arguments).results)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,6 +8,7 @@ import torch
 from bench import check, ours, peers, record, roof, run, sections, session, shapes, table
 from bench.check import Judge
 from bench.shapes import Point
+from tests.bench.sample import sample_results
 
 SPEC = "int4 g128 x bf16"
 
@@ -220,6 +221,16 @@ def test_the_table_names_the_point_furthest_behind():
     worst = text[text.index("Furthest behind") :].splitlines()[1]
     assert "0.70x humming" in worst and "M=16" in worst
     assert "1.20" in text and "0.917x" in text
+
+
+def test_the_short_table_is_a_line_a_spec_and_setting():
+    text = table.short(sample_results())
+    (line,) = [line for line in text.splitlines() if line.startswith("int4 g128 x bf16, plain")]
+    row = sample_results()["rows"][0]
+    humming, cublas = (row["peers"][name] / row["us"] for name in ("humming", "cublas"))
+    first = f"{humming:.2f}/{100 * row['roof_us'] / row['us']:.0f}%/{cublas:.2f}"
+    assert line.split()[-6] == first
+    assert len(text) < 12_000 and table.short({"rows": []}) == "no dense rows"
 
 
 def test_roof_is_the_larger_of_reading_and_multiplying():
