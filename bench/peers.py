@@ -207,7 +207,10 @@ def _warm_deep_gemm(n: int, k: int, ms: list[int]) -> None:
         "[w.calls(v, s).calls[0]() for v in x for s in ('plain', 'chain')];"
         "torch.cuda.synchronize()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=180)
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=180)
+    if done.returncode:
+        raise RuntimeError(f"deepgemm {n}x{k}: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
 
 
 class Marlin:

@@ -63,3 +63,10 @@ def test_marlin_is_a_published_ratio():
     assert peers.Marlin.ratio("int1 g128 x bf16", 8192, 8192, 1) is None
     for line in peers.Marlin.table():
         assert str(Spec.parse(line)) == line
+
+
+def test_a_peer_process_that_fails_says_so():
+    if peers.torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU, where the process fails")
+    with pytest.raises(RuntimeError, match=r"deepgemm 128x128: \w+"):
+        peers._warm_deep_gemm(128, 128, [1])
