@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybrid_humming import env
+from hybrid_humming.errors import DeviceError
 
 if TYPE_CHECKING:
     from hybrid_humming.checkpoint import LayerReport
+
+ROWS_OF_X = (1, 1024)  # a decoding step, a prompt
 
 
 def inspect(
     path: Annotated[Path, typer.Argument(help="A folder with config.json and safetensors, or one such file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    arch: Annotated[
+        str | None,
+        typer.Option("--arch", "--device", help="Say what would run there: a name (h200, b300 ...) or sm90 ..."),
+    ] = None,
     gptq_zero_points: Annotated[str | None, typer.Option(help="v1 or v2, for GPTQ files that don't say which.")] = None,
 ) -> None:
     """List the quantized layers of a checkpoint: spec line, shape, bytes, and why if one can't be read.
@@ -32,18 +39,67 @@ def inspect(
     from hybrid_humming.checkpoint import inspect as inspect_checkpoint
 
     reports = inspect_checkpoint(path, options=ReadOptions(gptq_zero_points=gptq_zero_points))
+    runs = would_run(reports, arch) if arch else []
     if as_json:
-        print(
-            json.dumps({"path": str(path), "layers": [as_row(report) for report in reports], "summary": summary(reports)}, indent=1)
-        )
+        rows = [as_row(report) for report in reports]
+        print(json.dumps({"path": str(path), "layers": rows, "summary": summary(reports), "runs": runs}, indent=1))
     else:
         show(reports)
+        show_runs(runs)
     raise typer.Exit(0 if all(report.supported for report in reports) else 1)
 
 
 def as_row(report: LayerReport) -> dict[str, object]:
     """Return one layer as a JSON object."""
     return {**asdict(report), "shape": list(report.shape), "supported": report.supported}
+
+
+def would_run(reports: Sequence[LayerReport], arch: str) -> list[dict[str, object]]:
+    """Return for each distinct problem what runs it on `arch`, for few rows of x and for many; plans need no GPU."""
+    import hybrid_humming as hh
+    from hybrid_humming.errors import HybridHummingError
+
+    device = named_device(arch)
+    counts = Counter((report.spec, report.shape[-2:]) for report in reports if report.spec)
+    found: list[dict[str, object]] = []
+    for (spec, (n, k)), layers in counts.items():
+        for m in ROWS_OF_X:
+            row: dict[str, object] = {"device": device, "spec": spec, "n": n, "k": k, "m": m, "layers": layers}
+            try:
+                plan = hh.explain(str(spec), m=m, n=n, k=k, device=device).plan
+            except HybridHummingError as error:
+                found.append({**row, "kernel": None, "multiplies": None, "fallback": None, "reason": str(error.args[0])})
+                continue
+            found.append(
+                {**row, "kernel": plan.kernel, "multiplies": plan.multiplies, "fallback": plan.fallback or None, "reason": None}
+            )
+    return found
+
+
+def named_device(arch: str) -> str:
+    """Return the name of a GPU for `arch`: a name as it is, or the first GPU of sm90, sm_103 ..."""
+    from hybrid_humming.device import DeviceInfo, device_names
+
+    number = arch.lower().removeprefix("sm").removeprefix("_")
+    if not number.isdigit():
+        return DeviceInfo.of(arch).name
+    infos = [DeviceInfo.named(name) for name in device_names()]
+    of_sm = [info.name for info in infos if info.sm == int(number)]
+    if not of_sm:
+        known = ", ".join(f"sm{sm}" for sm in sorted({info.sm for info in infos if info.sm}))
+        raise DeviceError(f"no GPU of {arch} is in the table; it has {known}")
+    return of_sm[0]
+
+
+def show_runs(runs: Sequence[dict[str, object]]) -> None:
+    """Print what would run, a line for each distinct problem and number of rows."""
+    for i, run in enumerate(runs):
+        if i == 0:
+            print(f"\nOn {run['device']}")
+        what = f"{run['kernel']}, multiplies {run['multiplies']}" if run["kernel"] else f"nothing: {run['reason']}"
+        print(f"  {run['spec']}  N={run['n']} K={run['k']} M={run['m']} ({run['layers']} layers): {what}")
+        if run["fallback"]:
+            print(f"    falls back: {run['fallback']}")
 
 
 def summary(reports: Sequence[LayerReport]) -> dict[str, object]:

@@ -42,3 +42,18 @@ def test_what_cannot_be_read_says_why_and_sets_the_exit_code(tmp_path, capsys):
 def test_a_method_that_is_not_read_is_one_line(capsys):
     assert main(["inspect", str(GOLDEN / "refused" / "gptqmodel-w5-planar")]) == 1
     assert capsys.readouterr().err.startswith("error: [HH031] config.json: quantization_config: checkpoint_format 'gptq_p'")
+
+
+def test_arch_says_what_would_run_and_what_falls_back(capsys):
+    assert main(["inspect", str(GOLDEN / "llmcompressor-w8a8"), "--arch", "sm103"]) == 0
+    out = capsys.readouterr().out
+    assert "On b300" in out and "N=16 K=128 M=1 (1 layers): " in out and "M=1024" in out
+    assert main(["inspect", str(GOLDEN / "ct-nvfp4-w4a4"), "--arch", "h200", "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["m"] for run in runs] == [1, 1024]
+    assert all(run["kernel"] and "e2m1" in run["fallback"] for run in runs)
+
+
+def test_an_arch_that_is_not_known_names_those_that_are(capsys):
+    assert main(["inspect", str(GOLDEN / "llmcompressor-w8a8"), "--arch", "sm60"]) == 1
+    assert "no GPU of sm60 is in the table; it has sm75, sm80" in capsys.readouterr().err
