@@ -3,6 +3,7 @@
 from hybrid_humming.reference.activation import QuantizedInput, dequantize_input, quantize_input
 from hybrid_humming.reference.dequantize import dequantize
 from hybrid_humming.reference.gemm import gemm
+from hybrid_humming.reference.moe import fused_moe
 from hybrid_humming.reference.quantize import quantize
 from hybrid_humming.reference.transform import apply_transform
 
@@ -11,6 +12,7 @@ __all__ = [
     "apply_transform",
     "dequantize",
     "dequantize_input",
+    "fused_moe",
     "gemm",
     "quantize",
     "quantize_input",
