@@ -68,8 +68,10 @@ class Schemes:
         groups = config.sub("config_groups")
         for group in groups.fields if groups else ():
             table = groups.sub(group) if groups else None
-            if table is not None:
-                scheme = _scheme(config, group, table)
+            # A group without weights quantizes attention or activations only.
+            weights = table.sub("weights") if table else None
+            if table is not None and weights is not None:
+                scheme = _scheme(config, group, table, weights)
                 for target in table.strings("targets"):
                     self.targets.setdefault(target, scheme)
 
@@ -82,7 +84,7 @@ class Schemes:
         if target is None:
             raise CheckpointMismatch(
                 f"{name}: it has quantized tensors, but no target of {self.config.source} hits it; "
-                f"the targets are {', '.join(map(repr, self.targets)) or 'none'}"
+                f"the targets with weights are {', '.join(map(repr, self.targets)) or 'none'}"
             )
         return self.targets[target]
 
@@ -166,10 +168,8 @@ def static_input(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
     return 1 / value if part == "input_global_scale" else value
 
 
-def _scheme(config: QuantConfig, group: str, table: Fields) -> Scheme:
-    weights, inputs = table.sub("weights"), table.sub("input_activations")
-    if weights is None:
-        raise CheckpointMismatch(f"{table.where} has no 'weights'; a group without quantized weights can't be loaded")
+def _scheme(config: QuantConfig, group: str, table: Fields, weights: Fields) -> Scheme:
+    inputs = table.sub("input_activations")
     return Scheme(
         group=group,
         format=table.text("format") or config.text("format") or "",

@@ -39,9 +39,19 @@ def test_several_groups_by_name_regex_and_class(tmp_path):
     assert specs == ["int4 g32 x bf16", "int8 g32 x bf16", "uint3 channel zp x bf16"]
 
 
+def test_a_group_without_weights_is_no_business_of_the_product(tmp_path):
+    attention = {"targets": ["re:.*self_attn$"], "weights": None, "input_activations": {"num_bits": 8, "strategy": "attn_head"}}
+    groups = {"attention": attention, "group_0": scheme(SYM)}
+    assert LAYER in load_canonical(mixed(tmp_path, groups, layers=(SYM,)))
+    with pytest.raises(CheckpointMismatch, match="the targets with weights are none"):
+        load_canonical(mixed(tmp_path / "only", {"attention": attention}, layers=(SYM,)))
+
+
 def test_a_target_hits_whole_names_only(tmp_path):
     groups = {"group_0": {**scheme(SYM), "targets": ["model.layers.0.mlp", "down_proj", "re:down_proj"]}}
-    with pytest.raises(CheckpointMismatch, match=r"no target of config.json: quantization_config hits it; the targets are 'model"):
+    with pytest.raises(
+        CheckpointMismatch, match=r"no target of config.json: quantization_config hits it; the targets with weights are 'model"
+    ):
         load_canonical(mixed(tmp_path, groups, layers=(SYM,)))
 
 
