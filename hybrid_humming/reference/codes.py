@@ -69,12 +69,13 @@ def fit_scale(extent: Tensor, reach: float, slack: float, fmt: ElementFormat) ->
     """
     wanted = torch.where(extent > 0, divide(extent, reach), 1.0)
     stored = round_scale(wanted, fmt)
-    if fmt.is_wide:  # within 2**-9 of what was wanted
-        return stored
-    short = extent > decode(stored.view(torch.uint8), fmt, torch.float64) * (reach + slack)
-    values = torch.tensor(_positive(fmt), dtype=torch.float64, device=wanted.device)
-    up = torch.bucketize(wanted, values).clamp(max=len(values) - 1)
-    return torch.where(short, round_scale(values[up], fmt).view(torch.uint8), stored.view(torch.uint8)).view(stored.dtype)
+    if fmt.is_wide:
+        bits, real = stored.view({2: torch.int16, 4: torch.int32}[stored.element_size()]), stored.double()
+    else:
+        bits = stored.view(torch.uint8)
+        real = decode(bits, fmt, torch.float64)
+    short = (extent > real * (reach + slack)) & (real < fmt.largest)
+    return (bits + short.to(bits.dtype)).view(stored.dtype)  # codes of positive values ascend with them
 
 
 def _positive(fmt: ElementFormat) -> list[float]:

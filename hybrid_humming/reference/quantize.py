@@ -6,8 +6,8 @@
     e8m0 scale   the OCP MX rule: 2 ** (floor(log2 absmax) - exponent of the format's largest value); values saturate
     secondary    per tensor or row: absmax / (largest * largest scale), so that the first scale uses its whole range (NVFP4)
 
-The scale is rounded to its format before the codes are chosen, so the codes are the best for the scale that is stored. An fp8
-scale that rounds down so far that the largest value would saturate by more than half a step takes the next larger value. A
+The scale is rounded to its format before the codes are chosen, so the codes are the best for the scale that is stored. A scale
+that rounds down so far that the largest value would saturate by more than half a step takes the next larger value. A
 group of zeros has scale 1 (e8m0: 2**-127) and codes of exactly 0. A scale beyond its format's range saturates, at either end.
 """
 
