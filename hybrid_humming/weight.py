@@ -106,13 +106,14 @@ class CanonicalWeight:
             raise ValueRangeError(f"codes reach {int(self.codes.max())}, but {self.spec.weight} has codes 0..{top - 1}")
         for name in ("scale", "zero_point", "secondary_scale", "input_scale"):
             tensor = getattr(self, name)
-            if tensor is None or not tensor.is_floating_point():
+            if tensor is None or (name == "zero_point" and self.spec.zero_point == "int"):
                 continue
-            bad = ~torch.isfinite(tensor.float())
+            tensor = _real_scale(self) if name == "scale" else tensor.float()
+            bad = ~torch.isfinite(tensor)
             if bad.any():
                 where = tuple(int(i) for i in bad.nonzero()[0])
                 raise ValueRangeError(
-                    f"{name}{list(where)} is {float(tensor[where].float())} ({int(bad.sum())} of {bad.numel()} are not finite); "
+                    f"{name}{list(where)} is {float(tensor[where])} ({int(bad.sum())} of {bad.numel()} are not finite); "
                     "a NaN scale poisons its whole group: fix the checkpoint, or load with validate=False to let it through"
                 )
         return self
@@ -211,7 +212,7 @@ class Facts:
 def scan(weight: CanonicalWeight) -> Facts:
     """Return the Facts of `weight`; reads every code once."""
     lowest = weight.spec.weight_format.kind == "int" and weight.codes.numel() > 0 and int(weight.codes.min()) > 0
-    scale = weight.scale.float().abs()
+    scale = _real_scale(weight).abs()
     scale = scale[torch.isfinite(scale) & (scale > 0)]
     if not scale.numel():
         return Facts(lowest_code_unused=lowest)
@@ -225,6 +226,14 @@ def scale_shape(spec: Spec, n: int, k: int, block_offset: tuple[int, int] = (0, 
         return spec.scale_shape(n, k)
     (block_n, block_k), (off_n, off_k) = spec.block, block_offset
     return -(-(n + off_n % block_n) // block_n), -(-(k + off_k % block_k) // block_k)
+
+
+def _real_scale(weight: CanonicalWeight) -> Tensor:
+    """The values of the scale in fp32; a format without a torch dtype of its own is looked up."""
+    fmt = weight.spec.scale_format
+    if weight.scale.dtype != torch.uint8:
+        return weight.scale.float()
+    return torch.tensor(fmt.values.tolist(), device=weight.scale.device)[weight.scale.int()]
 
 
 def _check_canonical(weight: CanonicalWeight) -> None:

@@ -18,9 +18,7 @@ def gemm(x: Tensor, weight: CanonicalWeight, *, bias: Tensor | None = None, dtyp
     if weight.experts:
         raise ShapeError(f"weight has {weight.experts} experts; gemm takes a dense weight [N, K], use fused_moe")
     if x.shape[-1] != weight.k:
-        raise ShapeError(
-            f"x is {list(x.shape)}, but the weight is [{weight.n}, {weight.k}]: the last size of x must be K={weight.k}"
-        )
+        raise ShapeError(f"x is {list(x.shape)}, but the weight is [{weight.n}, {weight.k}]: x needs K={weight.k}")
     if weight.transform is not None:
         x = apply_transform(x, weight.transform)
     if weight.spec.quantizes_activation:
