@@ -7,21 +7,21 @@ from hybrid_humming.triton_kernels.dequant import decoder
 
 
 @triton.jit
-def small_int(codes, DTYPE: tl.constexpr):
-    """int32 tile of integers below 2**22 in magnitude -> the same numbers in DTYPE.
+def small_int(codes, DTYPE: tl.constexpr, OFFSET: tl.constexpr = 0):
+    """int32 tile of codes in 0 .. 2**23 - 1 -> codes - OFFSET in DTYPE.
 
-    2**23 + 2**22 + code has the code in the low bits of its fp32 mantissa, so one OR and one subtraction convert it: the
-    integer conversion instruction runs at a quarter of their rate.
+    2**23 + code has the code in the low bits of its fp32 mantissa, so one OR and one subtraction convert it: the integer
+    conversion instruction runs at a quarter of their rate.
     """
-    biased = (codes + 0x4B400000).to(tl.float32, bitcast=True)
-    return (biased - 12582912.0).to(DTYPE)
+    biased = (codes | 0x4B000000).to(tl.float32, bitcast=True)
+    return (biased - (8388608 + OFFSET)).to(DTYPE)
 
 
 @decoder(lambda fmt: fmt.kind == "int")
 @triton.jit
 def decode_int(codes, DTYPE: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
     """value = code - 2**(bits - 1)."""
-    return small_int(codes - (1 << (MANTISSA - 1)), DTYPE)
+    return small_int(codes, DTYPE, 1 << (MANTISSA - 1))
 
 
 @decoder(lambda fmt: fmt.kind == "uint")

@@ -11,7 +11,14 @@ from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.launch import launch_triton
 from hybrid_humming.plan import Plan
 from hybrid_humming.triton_kernels.epilogue.finish import load_factor
-from hybrid_humming.triton_kernels.portable.gemm import as_bytes, epilogue_of, grid_offsets, weight_constants, weight_tile
+from hybrid_humming.triton_kernels.portable.gemm import (
+    as_bytes,
+    epilogue_of,
+    grid_offsets,
+    largest_offset,
+    weight_constants,
+    weight_tile,
+)
 from hybrid_humming.triton_kernels.scale.decode import decode_scale
 from hybrid_humming.triton_kernels.scale.tile import load_scale_tile
 
@@ -58,7 +65,7 @@ def launch(args: GemmArgs, plan: Plan) -> None:
         epilogue = epilogue_of(args)
         memo["constants"] = {
             **weight_constants(args, tile.block_k), "SCALE": epilogue.SCALE, "SECONDARY": epilogue.SECONDARY,
-            "WIDE": n * k >= 2**31, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
+            "WIDE": max(n * k, largest_offset(args)) >= 2**31, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
         }  # fmt: skip
     launch_triton(
         dequantize_kernel,

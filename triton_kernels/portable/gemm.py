@@ -231,6 +231,14 @@ def grid_offsets(args: GemmArgs) -> tuple[int, int, int, int]:
     return rows, columns, off_n % spec.block[0] if spec.block else 0, off_k % spec.block[1] if spec.block else 0
 
 
+def largest_offset(args: GemmArgs) -> int:
+    """Largest element offset that a kernel forms; 64-bit offsets cost registers, so they are used from 2**31 on."""
+    m, n = args.out.shape
+    # The bucket's M, not this call's: another M of the same bucket runs the same compiled kernel.
+    m = max(m, args.problem.m)
+    return max(m * args.x.stride(0), m * args.out.stride(0), m * n, args.qweight.numel(), args.scale.numel())
+
+
 def launch(args: GemmArgs, plan: Plan) -> None:
     """Run the plan's tile; it never chooses. One launch, or two when K is split."""
     tile, memo = plan.tile, args.memo
@@ -253,20 +261,17 @@ def launch(args: GemmArgs, plan: Plan) -> None:
 
 def _constants(args: GemmArgs, plan: Plan) -> dict[str, object]:
     """Compile-time constants of the kernel, in its order."""
-    tile, spec, (m, n) = plan.tile, args.problem.spec, args.out.shape
+    tile, spec = plan.tile, args.problem.spec
     epilogue, secondary_w = epilogue_of(args), NONE
     if secondary_on_weights(spec, tile.block_k, plan.multiplies):
         epilogue, secondary_w = epilogue._replace(SECONDARY=NONE), epilogue.SECONDARY
-    # The bucket's M, not this call's: another M of the same bucket runs the same compiled kernel.
-    m = max(m, args.problem.m)
-    largest = max(m * max(args.x.stride(0), args.out.stride(0)), args.qweight.numel(), m * n)
     return {
         **weight_constants(args, tile.block_k), **x_constants(args),
         "GROUP_X": spec.activation_group_size or 0, "X_SCALE_KIND": epilogue.X_SCALE_KIND,
         "PRESCALE_X": prescales_x(spec), "SECONDARY_W": secondary_w,
         "SCALE": epilogue.SCALE, "SECONDARY": epilogue.SECONDARY, "X_SCALE": epilogue.X_SCALE,
         "X_GLOBAL": epilogue.X_GLOBAL, "BIAS": epilogue.BIAS, "DTYPE": TYPES[plan.multiplies],
-        "WIDE": largest >= 2**31, "SPLIT_K": tile.split_k, "RASTER_M": tile.raster_m,
+        "WIDE": largest_offset(args) >= 2**31, "SPLIT_K": tile.split_k, "RASTER_M": tile.raster_m,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
     }  # fmt: skip
 

@@ -20,6 +20,7 @@ from hybrid_humming.triton_kernels.portable.gemm import (
     as_bytes,
     epilogue_of,
     grid_offsets,
+    largest_offset,
     reduce,
     weight_constants,
     weight_tile,
@@ -43,11 +44,13 @@ def gemv_portable_kernel(
     split = tl.program_id(1)
     m = tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.arange(0, BLOCK_M)[:, None, None]
     if WIDE:
+        m = m.to(tl.int64)
         n = n.to(tl.int64)
+        row = row.to(tl.int64)
     begin, end = k_range(K, split, SPLIT_K, BLOCK_K)
     SLICES: tl.constexpr = BLOCK_K // 16
-    row = tl.arange(0, BLOCK_M)[:, None, None]
     in_slice = tl.arange(0, SLICES)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
     # A thread holds all slices of its 16th part of the rows: sums over slices stay in registers, the 16 wait for the end.
     sums = tl.zeros((BLOCK_M, 16, BLOCK_N), tl.float32)
@@ -87,7 +90,7 @@ def launch(args: GemmArgs, plan: Plan) -> None:
         memo["constants"] = {
             **weight_constants(args, tile.block_k),
             "SCALE": epilogue.SCALE, "SECONDARY": epilogue.SECONDARY, "BIAS": epilogue.BIAS,
-            "WIDE": args.qweight.numel() >= 2**31, "SPLIT_K": split,
+            "WIDE": largest_offset(args) >= 2**31, "SPLIT_K": split,
             "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
         }  # fmt: skip
     partial = args.workspace[: split * m * n * 4].view(torch.float32) if split > 1 and args.workspace is not None else args.out

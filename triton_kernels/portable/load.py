@@ -17,13 +17,13 @@ def plane_codes(
     MASK: tl.constexpr = (1 << WIDTH) - 1
     if SLICES >= FIELDS:
         GROUPS: tl.constexpr = SLICES // FIELDS
-        row = (slice0 // FIELDS) * 16 + tl.arange(0, GROUPS * 16)
+        row = (slice0 // FIELDS) * 16 + tl.arange(0, GROUPS * 16).to(n.dtype)
         mask = (row < rows)[:, None] & (n < N)[None, :]
         words = tl.load(w_ptr + (first_row + row)[:, None] * N + n[None, :], mask=mask, other=0)
         shift = (tl.arange(0, FIELDS) * WIDTH)[None, :, None, None]
         codes = (words.reshape(GROUPS, 1, 16, BLOCK_N) >> shift) & MASK
     else:
-        row = (slice0 // FIELDS) * 16 + tl.arange(0, 16)
+        row = (slice0 // FIELDS) * 16 + tl.arange(0, 16).to(n.dtype)
         mask = (row < rows)[:, None] & (n < N)[None, :]
         words = tl.load(w_ptr + (first_row + row)[:, None] * N + n[None, :], mask=mask, other=0)
         shift = ((tl.arange(0, SLICES) + slice0 % FIELDS) * WIDTH)[:, None, None]

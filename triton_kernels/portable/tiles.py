@@ -33,9 +33,10 @@ def scale_mode(spec: Spec, block_k: int, block_offset: tuple[int, int] = (0, 0))
 def operand(problem: Problem, device: DeviceInfo) -> str:
     """Return the format of the product's operands: one that holds every code of both sides exactly."""
     spec = problem.spec
-    exponent = max(spec.weight_format.exponent_bits, spec.activation_format.exponent_bits)
+    narrow = [f for f in (spec.weight_format, spec.activation_format) if not f.is_wide]
+    fits_fp16 = all(f.largest <= 65504 for f in narrow)
     for fmt in (spec.activation,) if spec.activation_format.is_wide else ("bf16", "fp16"):
-        if device.multiplies(fmt) and (fmt == "bf16" or exponent <= 5):
+        if device.multiplies(fmt) and (fmt == "bf16" or fits_fp16):
             return fmt
     return "fp32"
 

@@ -28,18 +28,18 @@ def load_scale_tile(
         column = (n + offset_n) // GROUP_N
     in_n = n < N
     if MODE == 0:
-        row = k0 * 0
+        row = n * 0  # n's type: 64 bits where offsets need them
         if GROUP_K > 0:
-            row = (k0 + offset_k) // GROUP_K
+            row += (k0 + offset_k) // GROUP_K
         return tl.load(ptr + row * columns + column, mask=in_n & (k0 < K), other=0)[None, :]
     elif MODE == 1:
         GROUPS: tl.constexpr = BLOCK_K // GROUP_K
-        row = k0 // GROUP_K + tl.arange(0, GROUPS)
+        row = k0 // GROUP_K + tl.arange(0, GROUPS).to(n.dtype)
         mask = (row < rows)[:, None] & in_n[None, :]
         tile = tl.load(ptr + row[:, None] * columns + column[None, :], mask=mask, other=0)
         return tl.broadcast_to(tile[:, None, :], (GROUPS, GROUP_K, BLOCK_N)).reshape(BLOCK_K, BLOCK_N)
     else:
-        k = k0 + tl.arange(0, BLOCK_K)
+        k = k0 + tl.arange(0, BLOCK_K).to(n.dtype)
         row = k * 0
         if GROUP_K > 0:
             row = (k + offset_k) // GROUP_K
