@@ -77,9 +77,12 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
         return self._specs[self.checkpoint.layer(name).name]
 
     def bias(self, name: str) -> torch.Tensor | None:
-        """Return a layer's bias [N] as stored, or None: what `hh.gemm` takes as `bias`."""
-        info = self.checkpoint.layer(name).parts.get("bias")
-        return None if info is None else info.read()
+        """Return a layer's bias [N] in the order of its rows, or None: what `hh.gemm` takes as `bias`."""
+        return self.checkpoint.layer(name).read_bias()
+
+    def notes(self, name: str) -> Mapping[str, object]:
+        """Return what the model does with a layer and no spec says: gpt-oss's expert activation, its clamp and alpha."""
+        return self.checkpoint.layer(name).notes
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return any stored tensor by its full name, such as a norm."""

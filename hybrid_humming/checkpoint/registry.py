@@ -11,9 +11,9 @@ To add a format: a file in this folder with a subclass of `Importer`, and its li
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,6 +25,7 @@ from hybrid_humming.weight import CanonicalWeight
 
 # quant_method -> module:class in this package. A module is imported when a checkpoint asks for it.
 IMPORTERS: dict[str, str] = {
+    "awq": "awq:AWQ",
     "compressed-tensors": "compressed_tensors:CompressedTensors",
     "gptq": "gptq:GPTQ",
 }
@@ -49,7 +50,9 @@ TELLTALES = frozenset(
 )
 
 # Parts of the KV cache that some exporters store beside a projection: no business of the product, left for the host to read.
-KV_CACHE = frozenset(("output_scale", "output_zero_point", "k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale"))
+KV_CACHE = frozenset(
+    ("output_scale", "output_zero_point", "k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale", "k_bias", "v_bias")
+)
 
 Parts = Mapping[str, TensorInfo]
 Convert = Callable[[Mapping[str, torch.Tensor]], CanonicalWeight]
@@ -72,6 +75,8 @@ class StoredLayer:
     n, k     logical sizes; experts: 0, or the length of a stacked expert axis
     parts    part -> header of each tensor that `convert` takes; a module's other parts are reported as unknown
     convert  part -> tensor in, CanonicalWeight out
+    notes    what the model does with this layer and no spec says, such as gpt-oss's activation between the expert products
+    arrange_bias  reorders a stored bias where `convert` reorders the rows
     """
 
     name: str
@@ -81,6 +86,8 @@ class StoredLayer:
     experts: int = 0
     parts: Parts
     convert: Convert
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    arrange_bias: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @property
     def stored_bytes(self) -> int:
@@ -96,6 +103,13 @@ class StoredLayer:
     def shape(self) -> tuple[int, ...]:
         """[N, K], or [E, N, K] with experts."""
         return (self.experts, self.n, self.k) if self.experts else (self.n, self.k)
+
+    def read_bias(self) -> torch.Tensor | None:
+        """Return the bias [N] or [E, N] in the order of the weight's rows, or None."""
+        if "bias" not in self.parts:
+            return None
+        bias = self.parts["bias"].read()
+        return bias if self.arrange_bias is None else self.arrange_bias(bias)
 
     def read(self) -> CanonicalWeight:
         """Read the tensors and return the weight."""

@@ -35,12 +35,17 @@ def write(path: Path, config: dict[str, Any], tensors: Tensors, shards: int = 1)
     return path
 
 
-def changed(path: Path, folder: str, *, quantization: dict[str, Any] | None = None, **parts: torch.Tensor | None) -> Path:
-    """Write a golden checkpoint with fields of its quantization config and parts of its layer replaced (None: removed)."""
+def changed(
+    path: Path, folder: str, *, quantization: dict[str, Any] | None = None, layer: str = "", **parts: torch.Tensor | None
+) -> Path:
+    """Write a golden checkpoint with fields of its quantization config and parts of a layer replaced (None: removed).
+
+    layer  its name; the first tensor's by default
+    """
     config, tensors = golden(folder)
     config["quantization_config"] |= quantization or {}
     config["quantization_config"] = {k: v for k, v in config["quantization_config"].items() if v is not None}
-    layer = next(iter(tensors)).rpartition(".")[0]
+    layer = layer or next(iter(tensors)).rpartition(".")[0]
     for part, tensor in parts.items():
         tensors.pop(f"{layer}.{part}", None)
         if tensor is not None:
