@@ -25,6 +25,7 @@ from hybrid_humming.weight import CanonicalWeight
 
 # quant_method -> module:class in this package. A module is imported when a checkpoint asks for it.
 IMPORTERS: dict[str, str] = {
+    "auto-round": "autoround:AutoRound",
     "awq": "awq:AWQ",
     "compressed-tensors": "compressed_tensors:CompressedTensors",
     "fp8": "fp8:FP8",
