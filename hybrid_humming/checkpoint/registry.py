@@ -30,6 +30,7 @@ IMPORTERS: dict[str, str] = {
     "compressed-tensors": "compressed_tensors:CompressedTensors",
     "fp8": "fp8:FP8",
     "gptq": "gptq:GPTQ",
+    "modelopt": "modelopt:ModelOpt",
 }
 
 # Formats that users ask for by name and that stay outside; the text says what to do.
