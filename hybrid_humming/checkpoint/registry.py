@@ -31,6 +31,7 @@ IMPORTERS: dict[str, str] = {
     "fp8": "fp8:FP8",
     "gptq": "gptq:GPTQ",
     "modelopt": "modelopt:ModelOpt",
+    "mxfp4": "gpt_oss:GptOss",
 }
 
 # Formats that users ask for by name and that stay outside; the text says what to do.
