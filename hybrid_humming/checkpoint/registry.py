@@ -32,6 +32,7 @@ IMPORTERS: dict[str, str] = {
     "gptq": "gptq:GPTQ",
     "modelopt": "modelopt:ModelOpt",
     "mxfp4": "gpt_oss:GptOss",
+    "quark": "quark:Quark",
 }
 
 # Formats that users ask for by name and that stay outside; the text says what to do.
