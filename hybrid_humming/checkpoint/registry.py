@@ -27,6 +27,7 @@ from hybrid_humming.weight import CanonicalWeight
 IMPORTERS: dict[str, str] = {
     "auto-round": "autoround:AutoRound",
     "awq": "awq:AWQ",
+    "bitnet": "bitnet:BitNet",
     "compressed-tensors": "compressed_tensors:CompressedTensors",
     "fp8": "fp8:FP8",
     "gptq": "gptq:GPTQ",
