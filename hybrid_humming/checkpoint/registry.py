@@ -31,6 +31,7 @@ IMPORTERS: dict[str, str] = {
     "compressed-tensors": "compressed_tensors:CompressedTensors",
     "fp8": "fp8:FP8",
     "gptq": "gptq:GPTQ",
+    "hqq": "hqq:HQQ",
     "modelopt": "modelopt:ModelOpt",
     "mxfp4": "gpt_oss:GptOss",
     "quark": "quark:Quark",

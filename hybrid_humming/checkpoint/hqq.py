@@ -1,0 +1,140 @@
+"""HQQ: half-quadratic quantization, float zero points.
+
+    W_q    [rows/f, G]    uint8: 1, 2, 4 or 8 bits, f a byte: the first rows/f rows in the highest bits, the last in the lowest
+           [rows/10, G]   int32: 3 bits, ten a word, the first rows in bits 27..29, the last in bits 0..2; padded with zeros
+    scale  [rows, 1]      fp16 | bf16 | fp32
+    zero   [rows, 1]      the same type, in code units and not rounded
+    shape  [2]            int64 (N, K);  nbits, group_size, axis: scalars;  rows = N * K / G, one group of one n each (axis 1)
+
+    w[n, k] = (code - zero) * scale
+
+`view_as_float` stores W_q's bytes under a float dtype. axis 0 groups rows of W instead: each k has scales of its own, which
+no group along K can hold; it is refused, with the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hybrid_humming.checkpoint.common import FLOATS, check_bias, float_format, model_format
+from hybrid_humming.checkpoint.files import TensorInfo
+from hybrid_humming.checkpoint.registry import Importer, Parts, StoredLayer, expect, require
+from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
+from hybrid_humming.spec import Spec
+from hybrid_humming.weight import CanonicalWeight
+
+Tensor = torch.Tensor
+# bits -> (codes a word, bits of a word)
+WORDS = {1: (8, 8), 2: (4, 8), 3: (10, 32), 4: (2, 8), 8: (1, 8)}
+# What HQQLinear stores beside its weight and what says nothing about the weight's values.
+META = (
+    *("compute_dtype", "encoded_state_dict", "stores_quant_config", "offload_meta", "channel_wise", "optimize", "round_zero"),
+    *("packing", "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero", "nbits", "group_size", "axis", "shape"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """Sizes of one packed weight; group_size is K where a row of W is one group."""
+
+    n: int
+    k: int
+    bits: int
+    group_size: int
+
+    @property
+    def rows(self) -> int:
+        """Number of groups."""
+        return self.n * self.k // self.group_size
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows of W_q."""
+        return -(-self.rows // WORDS[self.bits][0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of W_q."""
+        return self.stored_rows * self.group_size * WORDS[self.bits][1] // 8
+
+
+class HQQ(Importer):
+    """Reads `quant_method: hqq`; each layer carries its own settings, so the config's are not needed."""
+
+    def describe(self, name: str, parts: Parts) -> StoredLayer | None:
+        """Return the layer, or None for a module without W_q; raises what `Importer.describe` says."""
+        if "W_q" not in parts:
+            return None
+        nested = sorted(part for part in parts if part.startswith(("zero_", "scale_", "meta_")))
+        if nested:
+            raise UnknownQuantMethod(
+                f"{name}: its scales or zero points are quantized themselves ({', '.join(nested)}), which is not read; "
+                "quantize with quant_zero=False, quant_scale=False"
+            )
+        require(name, parts, ("W_q", "scale", "zero", "shape", "nbits", "axis"), "HQQ")
+        sizes = _sizes(name, parts)
+        scale, zero = float_format(name, parts["scale"]), float_format(name, parts["zero"])
+        spec = Spec(
+            weight=f"uint{sizes.bits}",
+            group_size=sizes.group_size if sizes.group_size < sizes.k else None,
+            scale=scale,
+            zero_point=zero,
+            activation=model_format(self.config, scale),
+        )
+        spec.check_shape(sizes.n, sizes.k)
+        for part in ("scale", "zero"):
+            expect(name, parts[part], FLOATS, (sizes.rows, 1), f"{sizes.rows} groups of {sizes.group_size}")
+        if parts["W_q"].nbytes != sizes.nbytes:
+            raise CheckpointMismatch(
+                f"{name}: W_q is {parts['W_q']}, {parts['W_q'].nbytes} bytes, but [{sizes.n}, {sizes.k}] at {sizes.bits} bits in "
+                f"groups of {sizes.group_size} takes {sizes.nbytes}"
+            )
+        check_bias(name, parts, sizes.n)
+
+        def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
+            shape = spec.scale_shape(sizes.n, sizes.k)
+            return CanonicalWeight(
+                spec=spec,
+                codes=unpack_rows(tensors["W_q"], sizes).reshape(sizes.n, sizes.k),
+                scale=tensors["scale"].reshape(shape),
+                zero_point=tensors["zero"].reshape(shape),
+                bias=tensors.get("bias"),
+            )
+
+        used = {part: parts[part] for part in ("W_q", "scale", "zero", "bias", *META) if part in parts}
+        return StoredLayer(name=name, spec=spec, n=sizes.n, k=sizes.k, parts=used, convert=convert)
+
+
+def unpack_rows(stored: Tensor, sizes: Packed) -> Tensor:
+    """Return uint8 codes [rows, G]: field i of the words, from the highest, holds the i-th part of the rows."""
+    count, width = WORDS[sizes.bits]
+    words = stored.contiguous().view(torch.uint8 if width == 8 else torch.int32).reshape(sizes.stored_rows, sizes.group_size)
+    mask = 2**sizes.bits - 1
+    fields = [(words >> (sizes.bits * (count - 1 - i)) & mask).to(torch.uint8) for i in range(count)]
+    return torch.cat(fields)[: sizes.rows]
+
+
+def _sizes(name: str, parts: Parts) -> Packed:
+    """Return the sizes from the small tensors beside W_q (a few bytes, read while describing)."""
+    if parts["shape"].numel != 2:
+        raise CheckpointMismatch(f"{name}: shape is {parts['shape']}, expected (N, K)")
+    n, k = (int(size) for size in parts["shape"].read())
+    bits, axis = _integer(parts["nbits"]), _integer(parts["axis"])
+    if bits not in WORDS:
+        raise UnknownQuantMethod(f"{name}: HQQ with {bits} bits is not read, only {', '.join(map(str, WORDS))}")
+    if axis != 1:
+        raise UnknownQuantMethod(
+            f"{name}: HQQ with axis={axis} groups along N, so each of the {k} columns has scales of its own and no scale group "
+            "along K fits them; quantize with axis=1, or dequantize with hqq and use hh.quantize"
+        )
+    group_size = _integer(parts["group_size"]) if "group_size" in parts else k
+    if group_size > k or k % group_size:
+        raise CheckpointMismatch(f"{name}: groups of {group_size} straddle rows of K={k}; group_size must divide K")
+    return Packed(n=n, k=k, bits=bits, group_size=group_size)
+
+
+def _integer(info: TensorInfo) -> int:
+    return int(info.read().reshape(-1)[0])
