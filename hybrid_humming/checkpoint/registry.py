@@ -35,6 +35,7 @@ IMPORTERS: dict[str, str] = {
     "modelopt": "modelopt:ModelOpt",
     "mxfp4": "gpt_oss:GptOss",
     "quark": "quark:Quark",
+    "torchao": "torchao:TorchAO",
 }
 
 # Formats that users ask for by name and that stay outside; the text says what to do.

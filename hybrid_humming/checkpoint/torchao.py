@@ -1,0 +1,109 @@
+"""torchao tensor subclasses saved to safetensors by Transformers: int8 and float8, by row, tensor or group.
+
+_weight_qdata       [N, K]    int8 | e4m3
+_weight_scale       [N, K/G]  fp32 | bf16 | fp16; by row [N, 1], by tensor [1, 1]
+_weight_zero_point  int8, the scale's shape; zero for the symmetric configs that are read
+_weight_act_quant_scale       static scale of the activations, where the config has one
+
+w[n, k] = qdata * scale
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hybrid_humming.checkpoint.common import FLOATS, check_bias, check_numel, float_format, matrix, model_format, signed_codes
+from hybrid_humming.checkpoint.config import QuantConfig
+from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, pick, require
+from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod, did_you_mean
+from hybrid_humming.spec import Spec
+from hybrid_humming.weight import CanonicalWeight
+
+Tensor = torch.Tensor
+# quant_type -> (weight format, activation format or None for the model's 16 bits)
+TYPES: dict[str, tuple[str, str | None]] = {
+    "Int8WeightOnlyConfig": ("int8", None),
+    "Int8DynamicActivationInt8WeightConfig": ("int8", "int8"),
+    "Float8WeightOnlyConfig": ("e4m3", None),
+    "Float8DynamicActivationFloat8WeightConfig": ("e4m3", "e4m3"),
+}
+STORED = {"int8": "I8", "e4m3": "F8_E4M3"}
+PREFIX = "_weight_"
+
+
+class TorchAO(Importer):
+    """Reads `quant_method: torchao`."""
+
+    def __init__(self, config: QuantConfig, options: ReadOptions) -> None:
+        super().__init__(config, options)
+        kind, self.data = _quant_type(config)
+        if kind not in TYPES:
+            raise UnknownQuantMethod(
+                f"{config.source}: torchao's {kind} is not read; readable are {', '.join(TYPES)}.{did_you_mean(kind, TYPES)}"
+            )
+        self.kind = kind
+        self.weight, self.activation = TYPES[kind]
+
+    def split(self, tensor: str) -> tuple[str, str]:
+        """Return (module, part): `mlp.up_proj._weight_qdata` is the part `qdata` of `mlp.up_proj`."""
+        module, _, part = tensor.rpartition(".")
+        return module, part.removeprefix(PREFIX)
+
+    def describe(self, name: str, parts: Parts) -> StoredLayer | None:
+        """Return the layer, or None for a module without a subclass; raises what `Importer.describe` says."""
+        if "qdata" not in parts:
+            return None
+        require(name, parts, ("qdata", "scale"), self.kind)
+        n, k = matrix(name, parts["qdata"], (STORED[self.weight],), "[N, K]")
+        scale, stored = parts["scale"], float_format(name, parts["scale"])
+        columns = scale.shape[-1] if len(scale.shape) == 2 else 1
+        granularity = "tensor" if scale.numel == 1 and n > 1 else "channel" if columns == 1 else "group"
+        out = model_format(self.config, stored)
+        if granularity == "group" and k % columns:
+            raise CheckpointMismatch(f"{name}: scale is {scale}, but K={k} is no multiple of its {columns} groups")
+        spec = Spec(
+            weight=self.weight,
+            granularity=granularity,
+            group_size=k // columns if granularity == "group" else None,
+            scale=stored,
+            **_activation(self.activation, self.data, out),
+        )
+        check_numel(name, scale, FLOATS, spec.scale_shape(n, k), spec)
+        check_bias(name, parts, n)
+
+        def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
+            zero = tensors.get("zero_point")
+            if zero is not None and bool(zero.any()):
+                raise CheckpointMismatch(f"{name}: _weight_zero_point is not all zero; asymmetric {self.kind} is not read")
+            qdata = tensors["qdata"]
+            return CanonicalWeight(
+                spec=spec,
+                codes=qdata.view(torch.uint8) if qdata.is_floating_point() else signed_codes(name, qdata, 8),
+                scale=tensors["scale"].reshape(spec.scale_shape(n, k)).contiguous(),
+                bias=tensors.get("bias"),
+            )
+
+        used = pick(parts, "qdata", "scale", "zero_point", *self.bias_parts)
+        return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert)
+
+
+def _quant_type(config: QuantConfig) -> tuple[str, Mapping[str, Any]]:
+    kinds = config.get("quant_type")
+    default = kinds.get("default") if isinstance(kinds, Mapping) else None
+    if not isinstance(default, Mapping) or "_type" not in default or len(kinds) != 1:
+        raise UnknownQuantMethod(
+            f"{config.source}: quant_type is {kinds!r}; expected one 'default' config object, as current torchao writes it"
+        )
+    return str(default["_type"]), default.get("_data") or {}
+
+
+def _activation(element: str | None, data: Mapping[str, Any], out: str) -> dict[str, Any]:
+    if element is None:
+        return {"activation": out}
+    wanted = data.get("granularity")
+    last = wanted[0] if isinstance(wanted, list) and wanted else wanted
+    by_tensor = isinstance(last, Mapping) and last.get("_type") == "PerTensor"
+    return {"activation": element, "activation_granularity": "tensor" if by_tensor else "token", "out_dtype": out}
