@@ -19,7 +19,7 @@ from typing import Any
 
 from hybrid_humming.checkpoint.awq import AWQ
 from hybrid_humming.checkpoint.compressed_tensors import CompressedTensors
-from hybrid_humming.checkpoint.config import QuantConfig
+from hybrid_humming.checkpoint.config import Fields, QuantConfig
 from hybrid_humming.checkpoint.fp8 import FP8
 from hybrid_humming.checkpoint.gptq import GPTQ
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer
@@ -57,10 +57,7 @@ class AutoRound(Importer):
                 f"{config.source}: packing_format {written!r} is not read; readable are {', '.join(PACKINGS)}."
                 + did_you_mean(self.packing, PACKINGS)
             )
-        extra = config.get("extra_config", default={})
-        if not isinstance(extra, Mapping):
-            raise CheckpointMismatch(f"{config.source}: extra_config is {type(extra).__name__}; an object is expected")
-        self.extra: Mapping[str, Mapping[str, Any]] = extra
+        self.extra = config.sub("extra_config") or Fields(where=config.where, fields={})
         self._readers: dict[tuple[tuple[str, Any], ...], Importer] = {}
 
     def describe(self, name: str, parts: Parts) -> StoredLayer | None:
@@ -68,59 +65,63 @@ class AutoRound(Importer):
         if not any(part in parts for part in ("qweight", "weight_packed", "weight_scale")):
             return None
         settings = {key: self.config.fields[key] for key in SETTINGS if self.config.fields.get(key) is not None}
-        settings |= {key: value for key, value in self.overrides(name).items() if value is not None}
-        if int(settings.get("bits", 4)) > 8:
+        settings |= {key: value for key, value in self.overrides(name).items() if key in SETTINGS and value is not None}
+        bits = Fields(where=self.config.where, fields=settings).integer("bits", default=4)
+        if bits > 8:
             raise CheckpointMismatch(
-                f"{name}: extra_config says {settings['bits']} bits, that is not quantized, but the files hold quantized tensors"
+                f"{name}: extra_config says {bits} bits, that is not quantized, but the files hold quantized tensors"
             )
         key = tuple(sorted((k, str(v)) for k, v in settings.items()))
         reader = self._readers.get(key)
         if reader is None:
-            reader = self._readers[key] = self._reader(name, settings)
+            reader = self._readers[key] = self._reader(name, Fields(where=self.config.where, fields=settings))
         return reader.describe(name, parts)
 
     def overrides(self, name: str) -> Mapping[str, Any]:
         """Return the settings that extra_config has for module `name`: its own name first, then a regular expression."""
-        if name in self.extra:
-            return self.extra[name]
-        for pattern, table in self.extra.items():
+        own = self.extra.sub(name)
+        if own is not None:
+            return own.fields
+        for pattern in self.extra.fields:
             if set(pattern) & set("*+?^$[](|\\"):
                 try:
                     hit = re.search(pattern, name)
                 except re.error as error:
                     raise CheckpointMismatch(f"extra_config rule {pattern!r} is no regular expression: {error}") from None
-                if hit:
-                    return table
+                table = self.extra.sub(pattern)
+                if hit and table is not None:
+                    return table.fields
         return {}
 
-    def _reader(self, name: str, settings: Mapping[str, Any]) -> Importer:
-        if self.packing in ("auto_gptq", "gptqmodel", "auto_awq") and settings.get("data_type", "int") != "int":
+    def _reader(self, name: str, settings: Fields) -> Importer:
+        integers, act_bits = self.packing in ("auto_gptq", "gptqmodel", "auto_awq"), settings.integer("act_bits", default=16)
+        if integers and settings.text("data_type", default="int") != "int":
             raise UnknownQuantMethod(
-                f"{name}: packing {self.packing} with data_type {settings['data_type']!r} is not read; it holds integers"
+                f"{name}: packing {self.packing} with data_type {settings.get('data_type')!r} is not read; it holds integers"
             )
-        if self.packing in ("auto_gptq", "gptqmodel", "auto_awq") and int(settings.get("act_bits", 16)) < 16:
+        if integers and act_bits < 16:
             raise UnknownQuantMethod(
-                f"{name}: act_bits {settings['act_bits']} with packing {self.packing} is not read; "
+                f"{name}: act_bits {act_bits} with packing {self.packing} is not read; "
                 "integers in these packings have 16-bit activations"
             )
         if self.packing == "auto_awq":
-            fields = {**settings, "quant_method": "awq", "zero_point": True}
+            fields = {**settings.fields, "quant_method": "awq", "zero_point": True}
             return AWQ(self._config(fields), self.options)
         if self.packing in ("auto_gptq", "gptqmodel"):
             label = "gptq" if self.packing == "auto_gptq" else "gptq_v2"
-            fields = {**settings, "quant_method": "gptq", "desc_act": False, "checkpoint_format": label}
+            fields = {**settings.fields, "quant_method": "gptq", "desc_act": False, "checkpoint_format": label}
             return Streams(self._config(fields), self.options)
         if self.packing == "fp8_static":
-            scheme = "static" if settings.get("act_dynamic") is False else "dynamic"
+            scheme = "static" if not settings.flag("act_dynamic", default=True) else "dynamic"
             return FP8(self._config({"quant_method": "fp8", "activation_scheme": scheme}), self.options)
         return CompressedTensors(self._config(self._compressed(name, settings)), self.options)
 
     def _config(self, fields: dict[str, Any]) -> QuantConfig:
         return dataclasses.replace(self.config, fields=fields, method=str(fields["quant_method"]))
 
-    def _compressed(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _compressed(self, name: str, settings: Fields) -> dict[str, Any]:
         """Return the compressed-tensors config that says the same."""
-        kind, bits = str(settings.get("data_type", "int")), int(settings.get("bits", 4))
+        kind, bits = str(settings.text("data_type", default="int")), settings.integer("bits", default=4)
         kind = next((known for known, _ in FLOATS if kind == known or kind.startswith(f"{known}_")), kind)
         if (kind, bits) not in FLOATS:
             known = ", ".join(f"{k} {b}" for k, b in FLOATS)
@@ -131,10 +132,10 @@ class AutoRound(Importer):
         group = settings.get("group_size")
         grouped = weights["strategy"] in ("group", "tensor_group")
         weights = {**weights, "num_bits": bits, "symmetric": True, "dynamic": False, "group_size": group if grouped else None}
-        act_bits = int(settings.get("act_bits", 16))
+        act_bits = settings.integer("act_bits", default=16)
         inputs = None
         if act_bits < 16:
-            strategy = weights["strategy"] if grouped else "token" if settings.get("act_dynamic", True) else "tensor"
+            strategy = weights["strategy"] if grouped else "token" if settings.flag("act_dynamic", default=True) else "tensor"
             dynamic = "local" if strategy == "tensor_group" else strategy != "tensor"
             act_group = settings.get("act_group_size") if grouped else None
             inputs = {**weights, "num_bits": act_bits, "strategy": strategy, "dynamic": dynamic, "group_size": act_group}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hybrid_humming.checkpoint.common import FLOATS, check_bias, matrix, model_format, refuse_excluded, strings
+from hybrid_humming.checkpoint.common import FLOATS, check_bias, matrix, model_format, refuse_excluded
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
@@ -45,7 +45,7 @@ class BitNet(Importer):
                 f"{config.source}: use_rms_norm puts a norm inside each linear layer, which is not read; "
                 "only checkpoints with use_rms_norm false are"
             )
-        self.skipped = strings(config, "modules_to_not_convert")
+        self.skipped = config.strings("modules_to_not_convert")
 
     def describe(self, name: str, parts: Parts) -> StoredLayer | None:
         """Return the layer, or None for a module that is not ternary; raises what `Importer.describe` says."""

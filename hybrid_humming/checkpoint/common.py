@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 
@@ -33,9 +32,11 @@ def model_format(config: QuantConfig, stored: str | None = None) -> str:
     return config.activation or (stored if stored in ("fp16", "bf16") else None) or "bf16"
 
 
-def matrix(name: str, info: TensorInfo, dtypes: tuple[str, ...], what: str) -> tuple[int, ...]:
-    """Return the shape of a stored weight of 2 dimensions (or 3, with experts first); raises CheckpointMismatch."""
-    if info.dtype not in dtypes or len(info.shape) not in (2, 3):
+def matrix(
+    name: str, info: TensorInfo, dtypes: tuple[str, ...], what: str, *, experts: bool = False
+) -> tuple[int, ...]:  # fmt: skip
+    """Return the shape of a stored weight of 2 dimensions (or 3, experts first, where allowed); raises CheckpointMismatch."""
+    if info.dtype not in dtypes or len(info.shape) not in ((2, 3) if experts else (2,)) or not info.numel:
         part = info.name.rpartition(".")[2]
         raise CheckpointMismatch(f"{name}: {part} is {info}, expected {' or '.join(dtypes)} {what}")
     return info.shape
@@ -50,7 +51,7 @@ def check_bias(name: str, parts: Parts, *shape: int) -> None:
 def check_numel(name: str, info: TensorInfo, dtypes: tuple[str, ...], shape: tuple[int, ...], spec: Spec) -> None:
     """Raise CheckpointMismatch unless a scale has as many elements as `shape` ([N] passes for [N, 1], [] for [1, 1])."""
     flat = [size for size in info.shape if size != 1]
-    if info.dtype not in dtypes or flat != [size for size in shape if size != 1]:
+    if info.dtype not in dtypes or info.numel != math.prod(shape) or flat != [size for size in shape if size != 1]:
         part = info.name.rpartition(".")[2]
         raise CheckpointMismatch(f"{name}: {part} is {info}, but '{spec}' needs {' or '.join(dtypes)} {list(shape)}")
 
@@ -74,18 +75,6 @@ def refuse_excluded(name: str, patterns: Iterable[str], where: str) -> None:
     hit = excluded(name, patterns)
     if hit is not None:
         raise CheckpointMismatch(f"{name}: {where} lists {hit!r} as not quantized, but the files hold quantized tensors for it")
-
-
-def strings(config: QuantConfig, *keys: str, fields: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Return the lists of names under `keys`, one after the other; raises CheckpointMismatch for anything else."""
-    table = config.fields if fields is None else fields
-    found: list[str] = []
-    for key in keys:
-        value = table.get(key) or ()
-        if not isinstance(value, list | tuple) or not all(isinstance(entry, str) for entry in value):
-            raise CheckpointMismatch(f"{config.source}: {key!r} is {value!r}; a list of names is expected")
-        found += value
-    return tuple(found)
 
 
 def signed_codes(name: str, values: Tensor, bits: int) -> Tensor:

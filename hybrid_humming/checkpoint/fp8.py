@@ -32,7 +32,6 @@ from hybrid_humming.checkpoint.common import (
     one,
     refuse_excluded,
     scalar,
-    strings,
 )
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, pick, require
@@ -64,7 +63,7 @@ class FP8(Importer):
         if fmt not in ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"):
             raise UnknownQuantMethod(f"{config.source}: fmt {fmt!r} is not read; readable are e4m3 and e5m2")
         self.powers = config.get("scale_fmt", default="float") == "ue8m0"
-        self.skipped = strings(config, "modules_to_not_convert", "ignored_layers")
+        self.skipped = config.strings("modules_to_not_convert") + config.strings("ignored_layers")
 
     def split(self, tensor: str) -> tuple[str, str]:
         """Return (module, part); stacked experts are parameters themselves: `experts.down_proj`, `experts.down_proj_scale_inv`."""
@@ -82,7 +81,7 @@ class FP8(Importer):
         refuse_excluded(name, self.skipped, f"{self.config.source}: modules_to_not_convert")
         if parts["weight"].dtype == "I8":
             return self._fp4(name, parts, scale)
-        *lead, n, k = matrix(name, parts["weight"], tuple(WEIGHTS), "[N, K]")
+        *lead, n, k = matrix(name, parts["weight"], tuple(WEIGHTS), "[N, K]", experts=True)
         spec = self.spec(name, parts, scale, n, k)
         dtypes = EXPONENTS if spec.scale == "e8m0" else FLOATS
         check_numel(name, parts[scale], dtypes, (*lead, *spec.scale_shape(n, k)), spec)
@@ -124,7 +123,7 @@ class FP8(Importer):
         return fields | {"activation_group_size": self.block[1], "activation_scale": "e8m0" if self.powers else None}
 
     def _fp4(self, name: str, parts: Parts, scale: str) -> StoredLayer:
-        *lead, n, half = matrix(name, parts["weight"], ("I8",), "[N, K/2]")
+        *lead, n, half = matrix(name, parts["weight"], ("I8",), "[N, K/2]", experts=True)
         k = half * 2
         spec = Spec(weight="mxfp4", **self.activation(name, parts, "e2m1", k, model_format(self.config)))
         spec.check_shape(n, k)

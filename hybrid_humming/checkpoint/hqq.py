@@ -119,10 +119,12 @@ def unpack_rows(stored: Tensor, sizes: Packed) -> Tensor:
 
 def _sizes(name: str, parts: Parts) -> Packed:
     """Return the sizes from the small tensors beside W_q (a few bytes, read while describing)."""
-    if parts["shape"].numel != 2:
+    if parts["shape"].shape != (2,):
         raise CheckpointMismatch(f"{name}: shape is {parts['shape']}, expected (N, K)")
     n, k = (int(size) for size in parts["shape"].read())
-    bits, axis = _integer(parts["nbits"]), _integer(parts["axis"])
+    if n < 1 or k < 1:
+        raise CheckpointMismatch(f"{name}: shape says [{n}, {k}]; N and K must be at least 1")
+    bits, axis = _integer(name, parts["nbits"]), _integer(name, parts["axis"])
     if bits not in WORDS:
         raise UnknownQuantMethod(f"{name}: HQQ with {bits} bits is not read, only {', '.join(map(str, WORDS))}")
     if axis != 1:
@@ -130,11 +132,13 @@ def _sizes(name: str, parts: Parts) -> Packed:
             f"{name}: HQQ with axis={axis} groups along N, so each of the {k} columns has scales of its own and no scale group "
             "along K fits them; quantize with axis=1, or dequantize with hqq and use hh.quantize"
         )
-    group_size = _integer(parts["group_size"]) if "group_size" in parts else k
-    if group_size > k or k % group_size:
+    group_size = _integer(name, parts["group_size"]) if "group_size" in parts else k
+    if group_size < 1 or k % group_size:
         raise CheckpointMismatch(f"{name}: groups of {group_size} straddle rows of K={k}; group_size must divide K")
     return Packed(n=n, k=k, bits=bits, group_size=group_size)
 
 
-def _integer(info: TensorInfo) -> int:
+def _integer(name: str, info: TensorInfo) -> int:
+    if info.numel != 1:
+        raise CheckpointMismatch(f"{name}: {info.name.rpartition('.')[2]} is {info}; one integer is expected")
     return int(info.read().reshape(-1)[0])

@@ -39,9 +39,8 @@ from hybrid_humming.checkpoint.common import (
     refuse_excluded,
     scalar,
     signed_codes,
-    strings,
 )
-from hybrid_humming.checkpoint.config import QuantConfig
+from hybrid_humming.checkpoint.config import Fields, QuantConfig
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod, did_you_mean
 from hybrid_humming.spec import Spec
@@ -112,13 +111,11 @@ class ModelOpt(Importer):
 
     def __init__(self, config: QuantConfig, options: ReadOptions) -> None:
         super().__init__(config, options)
-        nested = config.fields.get("quantization")
-        self.fields: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config.fields
-        self.skipped = strings(config, "ignore", "exclude_modules", fields=self.fields)
-        layers = self.fields.get("quantized_layers")
-        self.layers: Mapping[str, Mapping[str, Any]] = layers if isinstance(layers, Mapping) else {}
-        self.algo = self.fields.get("quant_algo")
-        if self.algo is None and not self.layers:
+        self.fields: Fields = config.sub("quantization") or config
+        self.skipped = self.fields.strings("ignore") + self.fields.strings("exclude_modules")
+        self.layers = self.fields.sub("quantized_layers")
+        self.algo = self.fields.text("quant_algo")
+        if self.algo is None:
             raise CheckpointMismatch(f"{config.source} has no quant_algo; ModelOpt's other keys don't say which format this is")
         if self.algo != "MIXED_PRECISION":
             self._algorithm(config.source, self.algo)
@@ -128,31 +125,33 @@ class ModelOpt(Importer):
         if "weight" not in parts or "weight_scale" not in parts:
             return None
         refuse_excluded(name, self.skipped, f"{self.config.source}: its list of excluded modules")
-        fields, algo = self.fields, self._algorithm(name, self.algo) if self.algo != "MIXED_PRECISION" else None
-        if algo is None:
-            if name not in self.layers:
+        fields: Fields = self.fields
+        if self.algo == "MIXED_PRECISION":
+            own = self.layers.sub(name) if self.layers else None
+            if own is None:
                 raise CheckpointMismatch(f"{name}: it has quantized tensors, but quantized_layers doesn't list it")
-            fields = self.layers[name]
-            algo = self._algorithm(name, fields.get("quant_algo"))
+            fields = own
+        algo = self._algorithm(name, fields.text("quant_algo"))
         needed = ["weight", "weight_scale"]
         needed += ["weight_scale_2"] if algo.second else []
         needed += ["input_scale"] if algo.static else []
         require(name, parts, tuple(needed), f"ModelOpt {self.algo}")
-        shape = matrix(name, parts["weight"], algo.stored, "[N, K]")
+        shape = matrix(name, parts["weight"], algo.stored, "[N, K]", experts=True)
         spec, (*lead, n, k) = self._spec(name, parts, algo, shape)
         spec.check_shape(n, k)
         check_numel(name, parts["weight_scale"], algo.scale, (*lead, *spec.scale_shape(n, k)), spec)
-        group = fields.get("group_size")
-        if spec.group_size and group not in (None, 0, spec.group_size):
+        group = fields.integer("group_size", default=0)
+        if spec.group_size and group not in (0, spec.group_size):
             raise CheckpointMismatch(
                 f"{name}: group_size is {group} in {self.config.source}, but weight_scale {parts['weight_scale']} beside K={k} "
                 f"means groups of {spec.group_size}"
             )
         return self._layer(name, parts, algo, spec, (*lead, n, k))
 
-    def _algorithm(self, where: str, algo: Any) -> Algorithm:
+    def _algorithm(self, where: str, algo: str | None) -> Algorithm:
         if algo in ALGORITHMS:
             return ALGORITHMS[algo]
+        algo = str(algo)
         why = f": {REFUSED[algo]}." if algo in REFUSED else f"; readable are {', '.join(ALGORITHMS)}."
         raise UnknownQuantMethod(f"{where}: ModelOpt quant_algo {algo!r} is not read{why}{did_you_mean(algo, ALGORITHMS)}")
 

@@ -34,9 +34,8 @@ from hybrid_humming.checkpoint.common import (
     refuse_excluded,
     scalar,
     signed_codes,
-    strings,
 )
-from hybrid_humming.checkpoint.config import QuantConfig
+from hybrid_humming.checkpoint.config import Fields, QuantConfig
 from hybrid_humming.checkpoint.quark_scheme import Scheme, read_scheme
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
@@ -97,8 +96,8 @@ class Quark(Importer):
 
     def __init__(self, config: QuantConfig, options: ReadOptions) -> None:
         super().__init__(config, options)
-        export = config.get("export", default={})
-        method, form = export.get("pack_method", "reorder"), export.get("weight_format", "real_quantized")
+        export = config.sub("export") or Fields(where=config.where, fields={})
+        method, form = export.text("pack_method", default="reorder"), export.text("weight_format", default="real_quantized")
         if method not in ("reorder", "order"):
             raise UnknownQuantMethod(f"{config.source}: pack_method {method!r} is not read; readable are reorder and order")
         if form != "real_quantized":
@@ -107,8 +106,8 @@ class Quark(Importer):
             )
         _refuse_rotation(config)
         self.reorder = method == "reorder"
-        self.skipped = strings(config, "exclude")
-        self._schemes: dict[int, Scheme] = {}
+        self.skipped = config.strings("exclude")
+        self._schemes: dict[str, Scheme] = {}
 
     def describe(self, name: str, parts: Parts) -> StoredLayer | None:
         """Return the layer, or None for a module that is not quantized; raises what `Importer.describe` says."""
@@ -119,7 +118,7 @@ class Quark(Importer):
         require(name, parts, ("weight", "weight_scale", *(("weight_scale_2",) if scheme.second else ())), f"Quark {scheme.dtype}")
         layout = Layout(dtype=scheme.dtype, transposed=scheme.is_integer and scheme.group_size is not None, reorder=self.reorder)
         weight = parts["weight"]
-        if weight.dtype != STORED[scheme.dtype] or len(weight.shape) != 2:
+        if weight.dtype != STORED[scheme.dtype] or len(weight.shape) != 2 or not weight.numel:
             want = STORED[scheme.dtype]
             raise CheckpointMismatch(f"{name}: weight is {weight}, expected {want} of two dimensions ({scheme.dtype})")
         n, k = layout.size(weight.shape)
@@ -127,6 +126,7 @@ class Quark(Importer):
         spec.check_shape(n, k)
         shape = spec.scale_shape(n, k)
         check_numel(name, parts["weight_scale"], _scale_dtypes(spec), shape[::-1] if layout.transposed else shape, spec)
+        _check_zero_point(name, parts, spec, layout, shape)
         check_bias(name, parts, n)
         static = self._static(name, parts, spec)
 
@@ -150,15 +150,16 @@ class Quark(Importer):
 
     def scheme(self, name: str) -> Scheme:
         """Return the scheme of module `name`."""
-        by_name = self.config.get("layer_quant_config", default={})
-        table = next((value for pattern, value in by_name.items() if fnmatch.fnmatchcase(name, pattern)), None)
-        table = table or self.config.get("layer_type_quant_config", default={}).get("Linear")
-        table = table or self.config.get("global_quant_config", default=None)
-        if not isinstance(table, Mapping) or not table.get("weight"):
+        by_name, by_type = self.config.sub("layer_quant_config"), self.config.sub("layer_type_quant_config")
+        patterns = by_name.fields if by_name else ()
+        pattern = next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
+        table = by_name.sub(pattern) if by_name and pattern is not None else None
+        table = table or (by_type.sub("Linear") if by_type else None) or self.config.sub("global_quant_config")
+        if table is None or not table.get("weight"):
             raise CheckpointMismatch(f"{name}: it has quantized tensors, but {self.config.source} has no weight settings for it")
-        if id(table) not in self._schemes:
-            self._schemes[id(table)] = read_scheme(self.config.source, table)
-        return self._schemes[id(table)]
+        if table.where not in self._schemes:
+            self._schemes[table.where] = read_scheme(table)
+        return self._schemes[table.where]
 
     def _spec(self, name: str, parts: Parts, scheme: Scheme) -> Spec:
         scale = scheme.scale or float_format(name, parts["weight_scale"])
@@ -186,6 +187,18 @@ class Quark(Importer):
 
 def _scale_dtypes(spec: Spec) -> tuple[str, ...]:
     return {"e8m0": ("U8", "F8_E8M0"), "e5m3": ("U8",), "e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",)}.get(spec.scale or "", FLOATS)
+
+
+def _check_zero_point(name: str, parts: Parts, spec: Spec, layout: Layout, shape: tuple[int, int]) -> None:
+    """Raise CheckpointMismatch unless the zero points, if there are any, are packed as the weight is, or plain floats."""
+    if "weight_zero_point" not in parts:
+        return
+    info, codes = parts["weight_zero_point"], layout.per_word[0]
+    rows, columns = shape[::-1] if layout.transposed else shape
+    # By group along the last axis, N; by channel a vector of N, packed along it too; by tensor a single word.
+    want = rows * -(-columns // codes) if layout.transposed else -(-rows * columns // codes)
+    if info.numel not in (want, rows * columns):
+        raise CheckpointMismatch(f"{name}: weight_zero_point is {info}, but '{spec}' needs {want} elements")
 
 
 def _zero_point(name: str, spec: Spec, layout: Layout, shape: tuple[int, int], stored: Tensor | None) -> Tensor | None:

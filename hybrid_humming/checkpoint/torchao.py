@@ -62,7 +62,7 @@ class TorchAO(Importer):
         columns = scale.shape[-1] if len(scale.shape) == 2 else 1
         granularity = "tensor" if scale.numel == 1 and n > 1 else "channel" if columns == 1 else "group"
         out = model_format(self.config, stored)
-        if granularity == "group" and k % columns:
+        if granularity == "group" and (not columns or k % columns):
             raise CheckpointMismatch(f"{name}: scale is {scale}, but K={k} is no multiple of its {columns} groups")
         spec = Spec(
             weight=self.weight,
@@ -97,7 +97,8 @@ def _quant_type(config: QuantConfig) -> tuple[str, Mapping[str, Any]]:
         raise UnknownQuantMethod(
             f"{config.source}: quant_type is {kinds!r}; expected one 'default' config object, as current torchao writes it"
         )
-    return str(default["_type"]), default.get("_data") or {}
+    data = default.get("_data")
+    return str(default["_type"]), data if isinstance(data, Mapping) else {}
 
 
 def _activation(element: str | None, data: Mapping[str, Any], out: str) -> dict[str, Any]:

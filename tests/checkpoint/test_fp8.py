@@ -99,7 +99,7 @@ def test_unquantized_modules_beside_are_left_alone():
         ({}, {"weight_scale": torch.ones(3)}, CheckpointMismatch, r"weight_scale is F32 \[3\] beside a weight of 40 rows"),
         ({"weight_block_size": [128]}, {}, CheckpointMismatch, "weight_block_size is .*; two positive integers"),
         ({"weight_block_size": 128}, {}, CheckpointMismatch, "weight_block_size is 128; two positive integers"),
-        ({"ignored_layers": "lm_head"}, {}, CheckpointMismatch, "'ignored_layers' is 'lm_head'; a list of names is expected"),
+        ({"ignored_layers": "lm_head"}, {}, CheckpointMismatch, "'ignored_layers' is 'lm_head'; a list of strings is expected"),
     ],
 )
 def test_what_is_wrong_with_a_layer_is_said(tmp_path, fields, parts, error, text):

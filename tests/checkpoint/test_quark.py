@@ -132,7 +132,7 @@ def test_settings_that_are_not_read_say_so(tmp_path, folder, fields, text):
         (inputs("mxfp4", {"dtype": "fp8_e4m3", "qscheme": "per_block"}), "per_block input_tensors are not read"),
         (
             {"global_quant_config": {"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}},
-            r"weight quantized in 2 stages of values \(fp8_e4m3, int4\)",
+            r"weight: quantization in 2 stages of values \(fp8_e4m3, int4\)",
         ),
         ({"global_quant_config": {"weight": {"dtype": "fp4"}, "output_tensors": {"dtype": "int8"}}}, "quantized output_tensors"),
     ],
