@@ -32,7 +32,7 @@ from hybrid_humming.weight import CanonicalWeight, Facts, QWeight
 
 VERSION = 1
 BLOCK = 64  # rows and columns of a block
-FASTER = {("int4", "fp16"): "e0m3", ("int3", "fp16"): "e0m2"}
+FASTER = {("int4", "fp16"): "e0m3", ("int2", "fp16"): "e0m1"}
 """(weight format, activation): the encoding that decodes in fewer instructions and lacks only the lowest code."""
 
 Move = tuple[int, int, int, int, int]
