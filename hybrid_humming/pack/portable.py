@@ -20,6 +20,7 @@ Codes past K are 0 and are masked by every reader. No width is rounded up, so 3-
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from hybrid_humming.weight import CanonicalWeight, Facts, QWeight
 
 VERSION = 1
 ROWS = 16  # k that share a shift: the smallest K of a tensor-core product
+CHUNK, GPU_CHUNK = 1 << 18, 1 << 26  # codes packed at a time: 2 MB of temporaries stay in cache; few launches on a GPU
 PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 
 
@@ -54,12 +56,15 @@ def plane_rows(bits: int, k: int) -> tuple[int, ...]:
 
 def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
     """Return the packed tensors of `weight`; see the module's head."""
-    codes, shift, planes = weight.codes, 0, []
-    for p in PLANES[weight.spec.bits]:
-        planes.append(_pack_plane((codes >> shift) & (2**p - 1), p))
-        shift += p
+    codes, bits = weight.codes, weight.spec.bits
+    rows = plane_rows(bits, weight.k)
+    words = torch.empty(*codes.shape[:-2], sum(rows), weight.n, dtype=torch.int32, device=codes.device)
+    for one, out in zip(_matrices(codes), _matrices(words), strict=True):
+        planes = out.split(rows)
+        for begin, end in _chunks(*codes.shape[-2:], codes.device):
+            _pack_rows(one[begin:end], [plane[:, begin:end] for plane in planes], bits)
     return {
-        "qweight": torch.cat(planes, dim=-2),
+        "qweight": words,
         "scale": _flip(weight.scale),
         "zero_point": None if weight.zero_point is None else _flip(weight.zero_point),
         "secondary_scale": weight.secondary_scale,
@@ -68,14 +73,13 @@ def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
 
 def unpack(qweight: QWeight) -> CanonicalWeight:
     """Return the canonical weight that was packed."""
-    bits, k = qweight.spec.bits, qweight.k
-    codes, shift = None, 0
+    bits, n, k, words = qweight.spec.bits, qweight.n, qweight.k, qweight.qweight
     rows = plane_rows(bits, k)
-    for p, words in zip(PLANES[bits], qweight.qweight.split(rows, dim=-2), strict=True):
-        plane = _unpack_plane(words, p, k) << shift
-        codes = plane if codes is None else codes | plane
-        shift += p
-    assert codes is not None
+    codes = torch.empty(*words.shape[:-2], n, k, dtype=torch.uint8, device=words.device)
+    for one, out in zip(_matrices(words), _matrices(codes), strict=True):
+        planes = one.split(rows)
+        for begin, end in _chunks(n, k, words.device):
+            out[begin:end] = _unpack_rows([plane[:, begin:end] for plane in planes], bits)[:, :k]
     return CanonicalWeight(
         spec=qweight.spec,
         codes=codes,
@@ -92,24 +96,64 @@ def _flip(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(-1, -2).contiguous()
 
 
-def _pack_plane(codes: torch.Tensor, p: int) -> torch.Tensor:
-    """[..., N, K] uint8 codes below 2**p -> [..., rows, N] int32 words."""
-    *lead, n, k = codes.shape
-    f = 32 // p
-    blocks = -(-k // (ROWS * f))
-    codes = torch.nn.functional.pad(codes, (0, blocks * ROWS * f - k))
-    fields = codes.view(*lead, n, blocks, f, ROWS)
-    words = torch.zeros(*lead, n, blocks, ROWS, dtype=torch.int32, device=codes.device)
-    for j in range(f):
-        words |= fields[..., j, :].int() << (p * j)
-    return words.view(*lead, n, blocks * ROWS).transpose(-1, -2).contiguous()
+def _matrices(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """[R, C] -> itself; [E, R, C] -> each expert's [R, C]."""
+    return tensor.unbind() if tensor.dim() == 3 else (tensor,)
 
 
-def _unpack_plane(words: torch.Tensor, p: int, k: int) -> torch.Tensor:
-    """[..., rows, N] int32 words -> [..., N, K] uint8 codes."""
-    *lead, rows, n = words.shape
-    f = 32 // p
-    words = words.transpose(-1, -2).reshape(*lead, n, rows // ROWS, 1, ROWS)
-    shifts = torch.arange(0, 32, p, dtype=torch.int32, device=words.device).view(f, 1)
-    codes = ((words >> shifts) & (2**p - 1)).to(torch.uint8)
-    return codes.reshape(*lead, n, rows * f)[..., :k].contiguous()
+def _chunks(n: int, k: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Ranges of rows whose codes stay in a core's cache; on a GPU, few enough launches."""
+    step = max(1, (CHUNK if device.type == "cpu" else GPU_CHUNK) // k)
+    yield from ((begin, min(begin + step, n)) for begin in range(0, n, step))
+
+
+def _pack_rows(codes: torch.Tensor, planes: Sequence[torch.Tensor], bits: int) -> None:
+    """[n, K] uint8 codes -> each plane's [rows, n] int32 words, written in place.
+
+    Eight codes are masked and shifted at a time, as the bytes of an int64: 8 / p fields of width p fill a byte, and none
+    crosses into the next.
+    """
+    n, k = codes.shape
+    shift = 0
+    for p, out in zip(PLANES[bits], planes, strict=True):
+        blocks, fields, per_byte = out.shape[0] // ROWS, 32 // p, 8 // p
+        padding = blocks * ROWS * fields - k
+        whole = torch.nn.functional.pad(codes, (0, padding)) if padding else codes.contiguous()
+        if whole.storage_offset() % 8:
+            whole = whole.clone()
+        eights = whole.view(torch.int64).view(n, blocks, fields, 2).permute(1, 2, 0, 3).contiguous()
+        eights = (eights >> shift) & _in_each_byte(p) if bits != p else eights
+        eights = eights.view(blocks, 4, per_byte, n, 2)
+        filled = eights[:, :, 0].clone()
+        for i in range(1, per_byte):
+            filled |= eights[:, :, i] << (p * i)
+        parts = filled.view(torch.uint8).view(blocks, 4, n, ROWS)
+        words = parts[:, 0].int()
+        for i in range(1, 4):
+            words |= parts[:, i].int() << (8 * i)
+        out.unflatten(0, (blocks, ROWS)).copy_(words.transpose(1, 2))
+        shift += p
+
+
+def _unpack_rows(planes: Sequence[torch.Tensor], bits: int) -> torch.Tensor:
+    """Each plane's [rows, n] int32 words -> [n, padded K] uint8 codes; the inverse of `_pack_rows`."""
+    n = planes[0].shape[1]
+    length = max(plane.shape[0] * (32 // p) for p, plane in zip(PLANES[bits], planes, strict=True))
+    codes = torch.zeros(n, length // 8, dtype=torch.int64, device=planes[0].device)
+    shift = 0
+    for p, plane in zip(PLANES[bits], planes, strict=True):
+        blocks, fields, per_byte = plane.shape[0] // ROWS, 32 // p, 8 // p
+        words = plane.unflatten(0, (blocks, ROWS)).transpose(1, 2).contiguous()  # [blocks, n, ROWS]
+        parts = torch.stack([(words >> (8 * i)).to(torch.uint8) for i in range(4)], 1)
+        eights = parts.view(torch.int64)  # [blocks, 4, n, 2]
+        target = codes[:, : blocks * fields * 2].unflatten(1, (blocks, 4, per_byte, 2)).permute(1, 2, 3, 0, 4)
+        for i in range(per_byte):
+            target[:, :, i] |= ((eights >> (p * i)) & _in_each_byte(p)) << shift
+        shift += p
+    return codes.view(torch.uint8)
+
+
+def _in_each_byte(p: int) -> int:
+    """The int64 whose every byte has its low p bits set."""
+    mask = (2**p - 1) * 0x0101010101010101
+    return mask - 2**64 if mask >= 2**63 else mask

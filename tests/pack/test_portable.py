@@ -1,9 +1,12 @@
 """Packing loses nothing: unpack(pack(w)) == w, for every format and ragged shape."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hybrid_humming as hh
 from hybrid_humming.errors import LayoutError
@@ -28,12 +31,13 @@ def canonical(fmt, n, k, experts=0, seed=0, zero=None):
 @settings(max_examples=120, deadline=None)
 @given(
     fmt=st.sampled_from(FORMATS), n=st.integers(1, 70), k=st.integers(1, 700), experts=st.sampled_from([0, 0, 1, 3]),
-    seed=st.integers(0, 1000),
+    seed=st.integers(0, 1000), chunk=st.sampled_from([1, 3000, portable.CHUNK]),
 )  # fmt: skip
-def test_unpack_is_the_inverse_of_pack(fmt, n, k, experts, seed):
+def test_unpack_is_the_inverse_of_pack(fmt, n, k, experts, seed, chunk):
     weight = canonical(fmt, n, k, experts, seed)
-    packed = hh.pack_weight(weight)
-    back = hh.unpack_weight(packed)
+    with mock.patch.object(portable, "CHUNK", chunk):
+        packed = hh.pack_weight(weight)
+        back = hh.unpack_weight(packed)
     assert torch.equal(back.codes, weight.codes) and torch.equal(back.scale, weight.scale)
     assert packed.shape == ((experts, n, k) if experts else (n, k))
 
@@ -90,3 +94,40 @@ def test_a_layout_for_another_weight_is_refused():
     weight = canonical("int4", 8, 64)
     with pytest.raises(LayoutError, match=r"is for \[0, 16, 64\], but the weight is \[0, 8, 64\]"):
         pack(weight, hh.choose_layout("int4 channel x bf16", 16, 64, "cpu"))
+
+
+class LargestResult(TorchDispatchMode):
+    """Keeps the sizes of what each op returned, in bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result._base is None:
+            self.sizes.append(result.numel() * result.element_size())
+        return result
+
+
+@pytest.mark.parametrize("bits", [3, 8])
+def test_packing_copies_no_whole_weight(bits):
+    """Of a weight larger than a chunk, only the result itself is as large; every step works on some rows."""
+    weight = canonical(f"int{bits}", 1024, 2048)
+    with LargestResult() as seen:
+        packed = hh.pack_weight(weight, layout="portable")
+    whole = packed.qweight.numel() * 4
+    assert [size for size in seen.sizes if size > 4 * portable.CHUNK] in ([], [whole])
+    with LargestResult() as seen:
+        hh.unpack_weight(packed)
+    assert [size for size in seen.sizes if size > 4 * portable.CHUNK] == [weight.codes.numel()]
+
+
+@pytest.mark.parametrize("bits", [1, 4, 5])
+def test_codes_may_lie_anywhere(bits):
+    codes = canonical(f"int{bits}", 40, 512).codes
+    odd = torch.zeros(40 * 512 + 3, dtype=torch.uint8)[3:].view(40, 512).copy_(codes)
+    want = hh.pack_weight(canonical(f"int{bits}", 40, 512)).qweight
+    for same in (odd, codes.T.contiguous().T, torch.stack([codes, codes])[1]):
+        weight = canonical(f"int{bits}", 40, 512).replace(codes=same)
+        assert torch.equal(hh.pack_weight(weight).qweight, want)
