@@ -66,7 +66,7 @@ class Built:
     registers: int = 0
     shared_bytes: int = 0
     stack_bytes: int = 0  # per thread; spilled registers live here
-    sass: dict[str, int] = field(default_factory=dict)  # full mnemonic, "HGMMA.64x16x16.F32.BF16" -> times
+    sass: dict[str, int] = field(default_factory=dict)  # full mnemonic, "HGMMA.64x16x16.F32.BF16" -> times; {} if unreadable
     ptx: str = ""
     folder: str = ""
 

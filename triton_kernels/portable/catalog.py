@@ -28,17 +28,26 @@ def _reject_gemm(problem: Problem, layout: PackLayout, device: DeviceInfo) -> st
 
 
 # ---- gemm: tensor cores (FMA where the SM has none for the operand) ----
+# (block_m, block_n, block_k, num_warps, num_stages)
+MMA_TILES = (
+    (16, 64, 128, 4, 3), (16, 128, 128, 4, 3), (32, 128, 128, 4, 3), (64, 128, 64, 4, 3), (64, 64, 128, 4, 3),
+    (128, 128, 64, 8, 3), (128, 64, 64, 4, 3), (128, 128, 32, 8, 3),
+)  # fmt: skip
+# FMA keeps a thread's operands for a whole block_k in registers: larger blocks spill.
+FMA_TILES = ((16, 64, 32, 4, 2), (32, 64, 32, 4, 2), (64, 64, 32, 8, 2))
+WGMMA_ROWS = 64  # the least block_m of wgmma and tcgen05; smaller tiles take mma.sync where the SM has it
+
+
 def _gemm_tiles(problem: Problem, layout: PackLayout, device: DeviceInfo) -> Iterator[Tile]:
     limit = block_k_limit(problem.spec)
-    for block_m, block_n, block_k, warps, stages in (
-        (16, 64, 128, 4, 3), (16, 128, 128, 4, 3), (32, 128, 128, 4, 3), (64, 128, 64, 4, 3), (64, 64, 128, 4, 3),
-        (128, 128, 64, 8, 3), (128, 64, 64, 4, 3), (128, 128, 32, 8, 3),
-    ):  # fmt: skip
+    sizes = FMA_TILES if _mma(problem, device, 16) == "fma" else MMA_TILES
+    limited = dict.fromkeys((block_m, block_n, min(block_k, limit), *rest) for block_m, block_n, block_k, *rest in sizes)
+    for block_m, block_n, block_k, warps, stages in limited:
         if problem.batch_invariant and (block_m, block_n) != (16, 64):
             continue
         tile = Tile(
-            block_m=block_m, block_n=block_n, block_k=min(block_k, limit), num_warps=warps, num_stages=stages,
-            raster_m=8 if problem.m > 256 else 0, mma=_mma(problem, device),
+            block_m=block_m, block_n=block_n, block_k=block_k, num_warps=warps, num_stages=stages,
+            raster_m=8 if problem.m > 256 else 0, mma=_mma(problem, device, block_m),
         )  # fmt: skip
         while tile.num_stages > 1 and _shared_need(tile, problem, device) > device.shared_per_block_bytes:
             tile = tile.replace(num_stages=tile.num_stages - 1)  # fp32 operands on sm_75
@@ -49,11 +58,11 @@ def _gemm_tiles(problem: Problem, layout: PackLayout, device: DeviceInfo) -> Ite
                 yield split_tile
 
 
-def _mma(problem: Problem, device: DeviceInfo) -> Mma:
+def _mma(problem: Problem, device: DeviceInfo, block_m: int) -> Mma:
     if operand(problem, device) == "fp32" or device.sm < 80:
         return "fma"  # plain tl.dot makes no tensor-core instruction on sm_75
     units: dict[int, Mma] = {9: "wgmma", 10: "tcgen05", 11: "tcgen05"}
-    return units.get(device.sm // 10, "mma_sync")
+    return units.get(device.sm // 10, "mma_sync") if block_m >= WGMMA_ROWS else "mma_sync"
 
 
 def _tiles_of(tile: Tile, problem: Problem) -> int:
@@ -84,6 +93,9 @@ def _check_gemm(tile: Tile, problem: Problem, layout: PackLayout, device: Device
         return f"split_k={tile.split_k}: batch invariance keeps K whole"
     if tile.num_warps not in (1, 2, 4, 8, 16):
         return f"num_warps={tile.num_warps} must be 1, 2, 4, 8 or 16"
+    if problem.spec.quantizes_activation and _mma(problem, device, tile.block_m) == "wgmma":
+        # Triton hands decoded x to wgmma in registers, and 3.6.0 may overwrite them while the product still reads.
+        return f"block_m={tile.block_m}: quantized activations need fewer than {WGMMA_ROWS} rows a tile on sm_{device.sm}"
     need = _shared_need(tile, problem, device)
     if need > device.shared_per_block_bytes:
         return f"needs about {need} bytes of shared memory, {device.name} has {device.shared_per_block_bytes} a block"

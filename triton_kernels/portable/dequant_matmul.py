@@ -3,6 +3,9 @@
 w, scale, zero_point, secondary as in gemm.py;  workspace [K, N] in x's type, one rounding from fp32
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import triton
 import triton.language as tl
@@ -78,13 +81,26 @@ def launch(args: GemmArgs, plan: Plan) -> None:
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """out = x @ weight (+ bias), summed in fp32 and rounded once."""
-    if out.dtype == x.dtype and (bias is None or bias.dtype == x.dtype):
-        if bias is None:
-            torch.mm(x, weight, out=out)
-        else:
-            torch.addmm(bias, x, weight, out=out)
-        return
-    y = torch.mm(x, weight, out_dtype=torch.float32)
+    with _fp32_sums():
+        if out.dtype == x.dtype and (bias is None or bias.dtype == x.dtype):
+            if bias is None:
+                torch.mm(x, weight, out=out)
+            else:
+                torch.addmm(bias, x, weight, out=out)
+            return
+        y = torch.mm(x, weight, out_dtype=torch.float32)
     if bias is not None:
         y += bias.float()
     out.copy_(y)
+
+
+@contextmanager
+def _fp32_sums() -> Iterator[None]:
+    """By default torch lets cuBLAS add slices of K in 16 bits, where a partial sum past 65504 is infinite."""
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_fp16_reduced_precision_reduction, settings.allow_bf16_reduced_precision_reduction
+    settings.allow_fp16_reduced_precision_reduction = settings.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        settings.allow_fp16_reduced_precision_reduction, settings.allow_bf16_reduced_precision_reduction = before
