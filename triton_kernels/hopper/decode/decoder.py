@@ -20,7 +20,8 @@ import numpy as np
 
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import FormatError
-from hybrid_humming.fragment import EXPONENT, MANTISSA, NATIVE, REGISTERS, Node, Recipe, Register, recipe
+from hybrid_humming.fragment import EXPONENT, MANTISSA, NATIVE, Node, Recipe, Register, recipe
+from hybrid_humming.fragment.search import REGISTERS
 
 ZERO_POINTS = {None: 0, "int": 2, "float": 2, "float_pair": 4}  # operands that each adds
 AND_OR, CHOOSE, NOT_AND_OR = "0xea", "0xe4", "0xae"  # lop3 tables: (a & b) | c,  c ? a : b,  (~a & b) | c

@@ -29,18 +29,17 @@ Formats that the hardware converts itself (`NATIVE`) keep whole bytes, pairs sid
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hybrid_humming.dtypes import ElementFormat, parse_format
 from hybrid_humming.errors import FormatError
+from hybrid_humming.fragment.search import FOURS, REGISTERS, Four, Group, Pair, mask_of, singles, solve, solve_pair
 
 PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 MANTISSA = {"bf16": 7, "fp16": 10}
 EXPONENT = {"bf16": 8, "fp16": 5}
 NATIVE = ("e4m3", "e5m2")
-HALVES, REGISTERS = 2, 8
+HALVES = 2
 
 Bit = tuple[int, int, int]
 """(plane, word, bit): one bit of a lane's words."""
@@ -172,10 +171,6 @@ def _turn_for(node: Node, amount: int, mask: int) -> Node:
     return turn(node, amount - 16 if inside_left and not inside_right else amount)
 
 
-def _mask(positions: tuple[int, ...]) -> int:
-    return sum(1 << p for p in positions)
-
-
 # ---- field words: 16-bit strings that hold whole codes ----
 def fields_per_word(bits: int) -> int:
     """Return how many codes a field word holds in each 16 bits."""
@@ -195,7 +190,7 @@ def _field_words(bits: int, half: int, used: tuple[tuple[int, ...], ...]) -> lis
         parts = [_slice(plane, p, count, half, i, used[plane]) for plane, p in enumerate(planes)]
         node = parts[-1]
         for plane in reversed(range(len(planes) - 1)):
-            node = choose(parts[plane], node, _mask(used[plane]))
+            node = choose(parts[plane], node, mask_of(used[plane]))
         words.append(node)
     return words
 
@@ -205,7 +200,7 @@ def _slice(plane: int, p: int, count: int, half: int, i: int, used: tuple[int, .
     per_word = 16 // len(used)
     index = count * half + i
     step = len(used)  # turns by 0, step, 2 step ... read every bit once, as `used` has each remainder modulo step once
-    return _turn_for(word(plane, index // per_word), step * (index % per_word), _mask(used))
+    return _turn_for(word(plane, index // per_word), step * (index % per_word), mask_of(used))
 
 
 # ---- integers ----
@@ -233,7 +228,7 @@ def _integer(fmt: ElementFormat, operand: str, half: int) -> tuple[Register, ...
             offset = bits * (field % window(bits, operand))
             target = tuple(offset + c for c in range(bits))
             source = _turn_base(node, stride * field - offset)
-            registers.append(Register(((source, _mask(target)),), target, offset))
+            registers.append(Register(((source, mask_of(target)),), target, offset))
     return tuple(registers)
 
 
@@ -270,156 +265,41 @@ def target_bits(fmt: ElementFormat, operand: str) -> tuple[int, ...]:
 
 def _float(fmt: ElementFormat, operand: str, half: int) -> tuple[Register, ...]:
     target, fields, planes = target_bits(fmt, operand), fields_per_word(fmt.bits), PLANES[fmt.bits]
-    pair = solve_pair(target) if fmt.bits == 4 and len(_singles(target, 4)[0]) < 4 else None
-    if pair is not None:
-        return _float_pair(target, pair, half)
+    if fmt.bits == 4 and len(singles(target, 4)[0]) < 4:
+        pair = solve_pair(target)
+        reads = _pair(pair, half) if pair else _four(FOURS[target], half) if target in FOURS else None
+        if reads is not None:
+            return tuple(_read(node, ((k, target),), target) for node, k in reads)
     groups, used = solve(target, fields, planes)
     return tuple(_read(node, field, target) for node in _field_words(fmt.bits, half, used) for field in groups)
 
 
-def _float_pair(target: tuple[int, ...], pair: Pair, half: int) -> tuple[Register, ...]:
-    """Three registers straight from each of the two words of a half, two from what is left over in both."""
+def _pair(pair: Pair, half: int) -> list[tuple[Node, int]]:
+    """(field word, turn) of eight registers: three from each of the two words, two from what both have left."""
     a, b = word(0, 2 * half), word(0, 2 * half + 1)
-    rest = pair.left | pair.right
-    both = choose(
-        _turn_for(a, pair.turns[0], _mask(tuple(pair.left))),
-        _turn_for(b, pair.turns[1], _mask(tuple(pair.right))),
-        _mask(tuple(pair.left)),
-    )
-    second = next(k for k in range(1, 16) if rest == set(target) | {(t + k) % 16 for t in target})
-    reads = [(node, k) for node in (a, b) for k in pair.singles] + [(both, 0), (both, second)]
-    return tuple(_read(node, ((k, target),), target) for node, k in reads)
+    both = _join(a, b, pair.turns, pair.left, pair.right)
+    return [(node, k) for node in (a, b) for k in pair.singles] + [(both, 0), (both, pair.second)]
+
+
+def _four(four: Four, half: int) -> list[tuple[Node, int]]:
+    """(field word, turn) of eight registers: two from each of the two words, two and two from what both have left."""
+    a, b = word(0, 2 * half), word(0, 2 * half + 1)
+    first, second = (_join(a, b, *join) for join in four.joins)
+    return [(node, k) for node, copy in zip((a, b, first, second), four.copies, strict=True) for k in (0, copy)]
+
+
+def _join(a: Node, b: Node, turns: tuple[int, int], left: frozenset[int], right: frozenset[int]) -> Node:
+    """Positions `left` from `a` turned and `right` from `b` turned."""
+    first, second = (_turn_for(n, k, mask_of(tuple(p))) for n, k, p in zip((a, b), turns, (left, right), strict=True))
+    return choose(first, second, mask_of(tuple(left)))
 
 
 def _read(node: Node, field: tuple[Group, ...], target: tuple[int, ...]) -> Register:
     """The register that `field` reads from a field word."""
     parts = []
     for amount, positions in field:
-        mask = _mask(positions)
+        mask = mask_of(positions)
         # The second half of a one-bit plane is a turned word already: two turns in a row become one.
         base, more = (node.sources[0], node.amount) if node.kind == "turn" else (node, 0)
         parts.append((_turn_for(base, amount + more, mask), mask))
     return Register(tuple(parts), target)
-
-
-Group = tuple[int, tuple[int, ...]]
-"""(turn, target positions): these positions of the register are read from the field word turned right by so much."""
-Fields = tuple[tuple[Group, ...], ...]
-
-
-@functools.cache
-def solve(target: tuple[int, ...], fields: int, planes: tuple[int, ...]) -> tuple[Fields, tuple[tuple[int, ...], ...]]:
-    """Return (groups of each field, positions of the field word that each plane fills) for a target pattern.
-
-    `fields` copies of the pattern must lie in 16 bits without overlap, each turned by an amount of its own; a field that
-    no single turn can bring in place is read in two or three groups. A search; the first of the cheapest kind found wins.
-    """
-    for chosen in _singles(target, fields):
-        found: Fields = tuple(((k, target),) for k in chosen)
-        for complete in _complete(target, found, fields):
-            taken = tuple(sorted((p + k) % 16 for field in complete for k, positions in field for p in positions))
-            used = _share(taken, fields, planes)
-            if used is not None:
-                return complete, used
-    raise FormatError(f"no placement of the bits {target} {fields} times in 16 bits")
-
-
-def _singles(target: tuple[int, ...], fields: int) -> list[tuple[int, ...]]:
-    """Sets of turns that bring disjoint copies of the pattern in place, most copies first; the first copy is not turned."""
-    found: list[tuple[int, ...]] = []
-
-    def grow(chosen: tuple[int, ...], taken: frozenset[int]) -> None:
-        found.append(chosen)
-        for k in range(chosen[-1] + 1, 16):
-            copy = frozenset((t + k) % 16 for t in target)
-            if len(chosen) < fields and not copy & taken:
-                grow((*chosen, k), taken | copy)
-
-    grow((0,), frozenset(target))
-    return sorted(found, key=lambda chosen: (-len(chosen), chosen))
-
-
-def _complete(target: tuple[int, ...], found: Fields, fields: int) -> Iterator[Fields]:
-    """`found` with the fields that are still missing, each read in several groups."""
-    if len(found) == fields:
-        yield found
-        return
-    taken = {(p + k) % 16 for field in found for k, positions in field for p in positions}
-    known = {k for field in found for k, _ in field}
-    free = frozenset(range(16)) - taken
-    if len(free) < len(target) * (fields - len(found)):
-        return
-    sets = [turns for count in (2, 3) for turns in itertools.combinations(range(16), count)]
-    for turns in sorted(sets, key=lambda turns: (len(turns) + sum(k not in known for k in turns), turns)):
-        for field in _assign(target, turns, free):
-            yield from _complete(target, (*found, field), fields)
-
-
-def _assign(target: tuple[int, ...], turns: tuple[int, ...], free: frozenset[int]) -> Iterator[tuple[Group, ...]]:
-    """Each way of reading every position of the pattern from a free one by one of `turns`, all turns in use."""
-
-    def place(i: int, left: frozenset[int]) -> Iterator[tuple[int, ...]]:
-        if i == len(target):
-            yield ()
-            return
-        for k in turns:
-            source = (target[i] + k) % 16
-            if source in left:
-                for rest in place(i + 1, left - {source}):
-                    yield (k, *rest)
-
-    for chosen in place(0, free):
-        if len(set(chosen)) == len(turns):
-            yield tuple((k, tuple(t for t, c in zip(target, chosen, strict=True) if c == k)) for k in turns)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two words of four 4-bit fields read as 3 + 3 + 2: see `solve_pair`."""
-
-    singles: tuple[int, ...]
-    turns: tuple[int, int]
-    left: frozenset[int]
-    right: frozenset[int]
-
-
-@functools.cache
-def solve_pair(target: tuple[int, ...]) -> Pair | None:
-    """Return how two words give eight registers with one extra `choose`, or None.
-
-    Three copies of the pattern in each word, and the leftovers of both words, turned, make up two copies more.
-    """
-    twice = {frozenset(target) | frozenset((t + k) % 16 for t in target): k for k in range(1, 16)}
-    for singles in _singles(target, 3):
-        rest = frozenset(range(16)) - {(t + k) % 16 for k in singles for t in target}
-        for turns in itertools.product(range(16), range(16)):
-            left, right = (frozenset((p - k) % 16 for p in rest) for k in turns)
-            if len(singles) == 3 and not left & right and left | right in twice:
-                return Pair(singles, turns, left, right)
-    return None
-
-
-def _share(taken: tuple[int, ...], fields: int, planes: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
-    """Split the positions of a field word over the planes so that turns by a fixed step read every bit of a plane once."""
-    if len(planes) == 1:
-        return (taken,)
-    share = planes[0] * 8 * fields // REGISTERS
-    by_remainder: dict[int, list[int]] = {}
-    for position in taken:
-        by_remainder.setdefault(position % share, []).append(position)
-    if len(by_remainder) < share:
-        return None
-    for pick in itertools.product(*(by_remainder[r] for r in range(share))):
-        rest = tuple(p for p in taken if p not in pick)
-        tail = _share_rest(rest, fields, planes[1:])
-        if tail is not None:
-            return (tuple(sorted(pick)), *tail)
-    return None
-
-
-def _share_rest(taken: tuple[int, ...], fields: int, planes: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
-    if len(planes) > 1:
-        return _share(taken, fields, planes)
-    share = planes[0] * 8 * fields // REGISTERS
-    ok = len(taken) == share and len({p % share for p in taken}) == share
-    return (taken,) if ok else None
