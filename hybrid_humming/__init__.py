@@ -40,6 +40,9 @@ _PUBLIC: dict[str, str] = {
     "repack": "api",
     "replace_linear": "nn",
     "report": "usage",
+    "shard": "parallel",
+    "sorted_columns": "parallel",
+    "stack": "parallel",
     "unpack_weight": "api",
 }
 

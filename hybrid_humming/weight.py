@@ -12,6 +12,7 @@ Shapes without an expert axis; with E experts every tensor but the transform's g
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,6 +192,13 @@ class QWeight:
     def replace(self, **changes: Any) -> QWeight:
         """Return a weight with the named fields changed."""
         return dataclasses.replace(self, **changes)
+
+    def shard(self, dim: int, rank: int, world: int, *, columns: str = "natural") -> QWeight:
+        """Return rank's part among `world`, along N (dim 0) or K (dim 1); see `hh.shard`."""
+        # By name: packing lies above this module.
+        parallel = importlib.import_module("hybrid_humming.parallel")
+        part: QWeight = parallel.shard(self, dim, rank, world, columns=columns)
+        return part
 
     def __repr__(self) -> str:
         return f"QWeight({self.spec}, {list(self.shape)}, {self.layout.family}, {self.nbytes} bytes, {self.device})"

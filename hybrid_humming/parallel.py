@@ -1,0 +1,49 @@
+"""Packed weights joined along N or K and cut for tensor parallelism: `partition` with a repack around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+
+from hybrid_humming import partition
+from hybrid_humming.api import pack_weight, unpack_weight
+from hybrid_humming.errors import SpecError
+from hybrid_humming.weight import CanonicalWeight, QWeight
+
+Weight = TypeVar("Weight", QWeight, CanonicalWeight)
+
+
+def stack(weights: Sequence[Weight], dim: int = 0) -> Weight:
+    """Return the weights joined along N (dim 0: q, k, v; gate, up) or K (dim 1), packed as the first one is.
+
+    Scales by tensor that differ become scales by row, so no value changes; raises LayoutError for what can't be exact.
+    """
+    if len({type(weight) for weight in weights}) > 1:
+        raise SpecError("stack takes packed weights or canonical ones, not both; unpack_weight makes them alike")
+    joined = partition.stack([_clear(weight) for weight in weights], dim)
+    return _like(weights[0], joined)
+
+
+def shard(weight: Weight, dim: int, rank: int, world: int, *, columns: str = "natural") -> Weight:
+    """Return rank's part of a weight among `world`, along N (dim 0) or K (dim 1), packed as the whole one is.
+
+    columns  of an act-order weight cut along K: "natural", a slice of x; "sorted", x[:, sorted_columns(weight, rank, world)]
+
+    Raises LayoutError with the numbers where the parts could not sum to the whole exactly.
+    """
+    return _like(weight, partition.shard(_clear(weight), dim, rank, world, columns=columns))
+
+
+def sorted_columns(weight: QWeight | CanonicalWeight, rank: int, world: int) -> torch.Tensor:
+    """Return the columns of x, int64 [K/world], that a shard cut with columns="sorted" multiplies, in its order."""
+    return partition.sorted_columns(_clear(weight), rank, world)
+
+
+def _clear(weight: QWeight | CanonicalWeight) -> CanonicalWeight:
+    return unpack_weight(weight) if isinstance(weight, QWeight) else weight
+
+
+def _like(origin: Weight, weight: CanonicalWeight) -> Weight:
+    return pack_weight(weight, layout=origin.layout.family) if isinstance(origin, QWeight) else weight
