@@ -203,16 +203,13 @@ def without_gpu(specs: list[str], model: minilm.MiniLM, seen: dict, console: Con
         [sys.executable, str(Path(kernels.__file__)), *specs],
         env={**os.environ, "TRITON_INTERPRET": "1"}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    table = table_of(("spec", "kernel and tile"), ("M", "N", "K", "registers", "spilled B", "shared KB", "seconds"))
-    problems: dict[tuple, Tensor] = {}
-    for spec in specs:
-        for name, layer in model.named_modules():
-            if isinstance(layer, torch.nn.Linear):
-                problems.setdefault((spec, m_bucket(len(seen[name][0])), *layer.weight.shape), layer.weight)
+    table = table_of(("spec", "kernel and tile"), ("M", "N", "K", "registers", "spilled", "shared KB", "seconds"))
+    linear = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
+    problems = dict.fromkeys((spec, m_bucket(len(seen[name][0])), *layer.weight.shape) for spec in specs for name, layer in linear)
     with progress(console) as bar:
         task = bar.add_task("compiling for an H200", total=len(problems))
-        for (spec, m, n, k), weight in problems.items():
-            plan, compiled, seconds = kernels.compile_for_h200(spec, weight, m)
+        for spec, m, n, k in problems:
+            plan, compiled, seconds = kernels.compile_for_h200(spec, m, n, k)
             table.add_row(
                 spec, str(plan), str(m), str(n), str(k), "+".join(str(c.registers) for c in compiled),
                 "+".join(str(c.spill_bytes) for c in compiled),
@@ -279,7 +276,7 @@ def main(argv: list[str] | None = None) -> int:
     # A cache of its own, so that the seconds are those of compiling.
     cache = tempfile.TemporaryDirectory(prefix="hybrid_humming_demo_")
     os.environ["TRITON_CACHE_DIR"] = cache.name
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 170)
 
     model = minilm.load().to(args.device)
     ids, mask = (t.to(args.device) for t in minilm.tokenize(minilm.SENTENCES))

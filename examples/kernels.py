@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from importlib import import_module
 
 import minilm
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 import hybrid_humming as hh
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.compile import Compiled
-from hybrid_humming.jit.offline import compiling_for
+from hybrid_humming.jit.launch import load_launcher
 from hybrid_humming.plan.registry import kernel
 from hybrid_humming.reference import quantize_input
 
@@ -26,36 +25,26 @@ from hybrid_humming.reference import quantize_input
 FP16_ONLY = hh.DeviceInfo.named("h200").replace(tera_ops=(("fp16", 989.0),))
 
 
-def run(x: Tensor, qweight: hh.QWeight, bias: Tensor | None, problem: hh.Problem, plan: hh.Plan, device: str = "cpu") -> Tensor:
-    """y [M, N] from one kernel's own launcher, called with CPU tensors, or meta tensors to compile; NaN where nothing wrote."""
+def run(x: Tensor, qweight: hh.QWeight, problem: hh.Problem, plan: hh.Plan) -> Tensor:
+    """y [M, N] from one kernel's own launcher, called with CPU tensors; NaN where it wrote nothing."""
     x_scale = x_global_scale = None
     if problem.spec.quantizes_activation:
         quantized = quantize_input(x, problem.spec)
         x, x_scale, x_global_scale = quantized.values, quantized.scale, quantized.global_scale
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[problem.spec.out_dtype]
-    out = torch.full((problem.m, problem.n), float("nan"), dtype=dtype)
+    out = torch.full((problem.m, problem.n), float("nan"), dtype=torch.float16)
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8) if plan.workspace_bytes else None
     args = GemmArgs(
-        x, qweight.qweight, qweight.scale, qweight.zero_point, qweight.secondary_scale, x_scale, x_global_scale, bias,
+        x, qweight.qweight, qweight.scale, qweight.zero_point, qweight.secondary_scale, x_scale, x_global_scale, None,
         out, workspace, problem, qweight.layout, {},
     )  # fmt: skip
-    args = GemmArgs(*(a.to(device) if isinstance(a, Tensor) else a for a in args))
-    module, function = kernel(plan.kernel).launcher.split(":")
-    getattr(import_module(module), function)(args, plan)
-    return args.out
+    load_launcher(kernel(plan.kernel).launcher)(args, plan)
+    return out
 
 
-def compile_for_h200(spec: str, weight: Tensor, m: int) -> tuple[hh.Plan, list[Compiled], float]:
-    """(plan, kernels, seconds) of x [M, K] times this weight [N, K] with a bias, as an H200 would run it."""
+def compile_for_h200(spec: str, m: int, n: int, k: int) -> tuple[hh.Plan, tuple[Compiled, ...], float]:
+    """(plan, kernels, seconds) of x [M, K] times a weight [N, K], with a bias, as an H200 would run it."""
     begin = time.perf_counter()
-    n, k = weight.shape
-    problem = hh.Problem(spec=hh.Spec.parse(spec), m=m, n=n, k=k, bias=True)
-    device = hh.DeviceInfo.named("h200")
-    qweight = hh.quantize(weight, problem.spec, device=device)
-    plan = hh.choose_plan(problem, qweight.layout, device)
-    wide = problem.spec.activation_format.torch_storage if not problem.spec.quantizes_activation else torch.bfloat16
-    with compiling_for(device.sm) as compiled:
-        run(torch.zeros(m, k, dtype=wide), qweight, torch.zeros(n), problem, plan, device="meta")
+    plan, compiled = hh.compile_gemm(hh.Problem(spec=hh.Spec.parse(spec), m=m, n=n, k=k, bias=True), "h200")
     return plan, compiled, time.perf_counter() - begin
 
 
@@ -70,7 +59,7 @@ def interpret(line: str, x: Tensor, weight: Tensor) -> dict:
     problem = hh.Problem(spec=spec, m=len(x), n=qweight.n, k=qweight.k)
     plan = hh.choose_plan(problem, qweight.layout, FP16_ONLY)
     x = x.to(torch.float16 if not spec.quantizes_activation else torch.float32)
-    got = run(x, qweight, None, problem, plan).double()
+    got = run(x, qweight, problem, plan).double()
     want = hh.gemm(x, qweight).double()
     difference = float((got - want).norm() / want.norm())
     return {"spec": str(spec), "kernel": plan.kernel, "difference": difference, "seconds": time.perf_counter() - begin}

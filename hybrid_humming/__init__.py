@@ -29,6 +29,7 @@ _PUBLIC: dict[str, str] = {
     "Tile": "plan",
     "choose_layout": "api",
     "choose_plan": "api",
+    "compile_gemm": "ahead",
     "dequantize": "api",
     "explain": "api",
     "gemm": "call",

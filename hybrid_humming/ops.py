@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from hybrid_humming.device import DeviceInfo
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import CompileError, ShapeError, SpecError, did_you_mean
 from hybrid_humming.jit.args import GemmArgs
+from hybrid_humming.jit.launch import load_launcher
 from hybrid_humming.pack import unpack
 from hybrid_humming.plan import Plan, check_plan, choose_plan, m_bucket
 from hybrid_humming.plan.registry import kernel, register_kernel, register_layout
@@ -97,8 +97,7 @@ class _Prepared:
     def __init__(self, problem: Problem, layout: PackLayout, plan: Plan, device: DeviceInfo) -> None:
         self.problem, self.layout, self.plan, self.device = problem, layout, plan, device
         self.spec = problem.spec
-        module, _, function = kernel(plan.kernel).launcher.partition(":")
-        self.launch: Callable[[GemmArgs, Plan], None] = getattr(importlib.import_module(module), function)
+        self.launch = load_launcher(kernel(plan.kernel).launcher)
         self.counter = Counter(problem, plan, device.name)
         self.warm = False
         self.memos: dict[Any, dict[str, Any]] = {}

@@ -7,16 +7,27 @@ each tensor, and whether an integer is 1 or a multiple of 16.
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from hybrid_humming.errors import CompileError
+from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.compile import Compiled, compile_launch
+from hybrid_humming.plan import Plan
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 # (sm, results) inside `offline.compiling_for`, where a launch compiles and runs nothing.
 offline: tuple[int, list[Compiled]] | None = None
+
+
+def load_launcher(path: str) -> Callable[[GemmArgs, Plan], None]:
+    """Return the launcher that a catalog names as `module:function`, importing its module."""
+    module, _, function = path.partition(":")
+    launcher: Callable[[GemmArgs, Plan], None] = getattr(importlib.import_module(module), function)
+    return launcher
 
 
 def launch_triton(
