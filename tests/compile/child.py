@@ -24,10 +24,13 @@ def describe(kernel: Compiled, folder: Path, seconds: float) -> Built:
     for form, text in kernel.asm.items():
         (folder / f"kernel.{form}").write_bytes(text if isinstance(text, bytes) else str(text).encode())
     (folder / "kernel.cubin").write_bytes(kernel.cubin)
+    sass, undecoded = "", ""
     try:
         sass = disassemble(kernel.cubin)
-    except CompileError:  # Triton 3.6.0 compiles for some SMs that its own disassembler does not know
-        sass = ""
+    except CompileError as error:
+        if "Cannot decode architecture" not in str(error):
+            raise
+        undecoded = str(error)
     (folder / "kernel.sass").write_text(sass)
     return Built(
         ok=True,
@@ -38,6 +41,7 @@ def describe(kernel: Compiled, folder: Path, seconds: float) -> Built:
         shared_bytes=kernel.shared_bytes,
         stack_bytes=kernel.spill_bytes,
         sass=dict(Counter(MNEMONIC.findall(sass))),
+        undecoded=undecoded,
         ptx=str(kernel.asm.get("ptx", "")),
         folder=str(folder),
     )

@@ -66,7 +66,8 @@ class Built:
     registers: int = 0
     shared_bytes: int = 0
     stack_bytes: int = 0  # per thread; spilled registers live here
-    sass: dict[str, int] = field(default_factory=dict)  # full mnemonic, "HGMMA.64x16x16.F32.BF16" -> times; {} if unreadable
+    sass: dict[str, int] = field(default_factory=dict)  # full mnemonic, "HGMMA.64x16x16.F32.BF16" -> times
+    undecoded: str = ""  # why there is no sass: an old Triton compiles for a new SM that its own disassembler does not know
     ptx: str = ""
     folder: str = ""
 
