@@ -61,7 +61,7 @@ def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
     words = torch.empty(*codes.shape[:-2], sum(rows), weight.n, dtype=torch.int32, device=codes.device)
     for one, out in zip(_matrices(codes), _matrices(words), strict=True):
         planes = out.split(rows)
-        for begin, end in _chunks(*codes.shape[-2:], codes.device):
+        for begin, end in _chunks(weight.n, weight.k, codes.device):
             _pack_rows(one[begin:end], [plane[:, begin:end] for plane in planes], bits)
     return {
         "qweight": words,
