@@ -52,6 +52,15 @@ def repack(qweight: QWeight, device: Device, *, layout: str | None = None) -> QW
     return pack_weight(weight.to(device) if _is_torch(device) else weight, device=device, layout=layout)  # type: ignore[arg-type]
 
 
+def place(qweight: QWeight, device: Device) -> QWeight:
+    """Return the same weight on `device`; repacked only where another layout family is better there."""
+    info = DeviceInfo.of(device)
+    best = choose_layout(qweight.spec, qweight.n, qweight.k, info, experts=qweight.experts)
+    if best.family != qweight.layout.family:
+        return repack(qweight, device)
+    return qweight.to(device) if _is_torch(device) else qweight  # type: ignore[arg-type]
+
+
 def dequantize(qweight: QWeight | CanonicalWeight, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the float weight [N, K] or [E, N, K] in `dtype`."""
     weight = packing.unpack(qweight) if isinstance(qweight, QWeight) else qweight

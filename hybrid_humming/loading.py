@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 
 from hybrid_humming import env
-from hybrid_humming.api import Device, pack_weight
+from hybrid_humming import pack as packing
+from hybrid_humming.api import Device, pack_weight, place
 from hybrid_humming.checkpoint import Checkpoint, ReadOptions
-from hybrid_humming.errors import CheckpointError, CheckpointMismatch, MissingDependency
+from hybrid_humming.errors import CheckpointError, CheckpointMismatch, MissingDependency, ShapeError
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight, QWeight
 
@@ -31,9 +32,18 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
         self._device = device
         self._activation = activation
         self._specs = {name: self._served(name, layer.spec) for name, layer in checkpoint.layers.items()}
+        if activation is not None:
+            for name, layer in checkpoint.layers.items():
+                _check_groups(name, self._specs[name], layer.n, layer.k)
 
     def __getitem__(self, name: str) -> tuple[QWeight, Spec]:
-        return self._packed(name, self.checkpoint[name])
+        layer = self.checkpoint.layer(name)
+        if layer.packed is None or self.spec(name) != layer.spec:
+            return self._packed(name, self.checkpoint[name])
+        qweight = layer.read_packed(validate=self.checkpoint.validate)
+        # Without a device the bytes stay as they were saved; with one, they are what is best there.
+        qweight = qweight if self._device is None else place(qweight, self._device)
+        return qweight, qweight.spec
 
     def __contains__(self, name: object) -> bool:
         return name in self._specs
@@ -120,12 +130,41 @@ def load(
 
     activation        the activation half to serve every layer with in place of the checkpoint's own: "mxfp8", "e4m3 token"
     strict            refuse at once if a layer lacks a tensor or anything quantized would stay unread; lists them all
-    validate          refuse a layer with NaN or infinite scales when it is read
+    validate          refuse a layer with NaN or infinite scales, or whose stored hash is another, when it is read
     gptq_zero_points  v1 or v2, for asymmetric GPTQ files that don't say which they are
     """
     options = ReadOptions(gptq_zero_points=gptq_zero_points)
-    checkpoint = Checkpoint(path, strict=strict, validate=validate, options=options)
+    checkpoint = load_canonical(path, strict=strict, validate=validate, options=options)
     return Loaded(checkpoint, device=device, activation=activation)
+
+
+class _Unpacking(Checkpoint):
+    """A Checkpoint that gives layers stored packed as canonical weights too."""
+
+    def __getitem__(self, name: str) -> CanonicalWeight:
+        layer = self.layer(name)
+        if layer.packed is None:
+            return super().__getitem__(name)
+        weight = packing.unpack(layer.read_packed(validate=self.validate))
+        return weight.replace(bias=layer.read_bias())
+
+
+def load_canonical(
+    path: str | Path, *, strict: bool = True, validate: bool = True, options: ReadOptions | None = None
+) -> Checkpoint:
+    """Return the quantized layers at `path` by name, as CanonicalWeight; lazy: a layer is read when it is asked for.
+
+    strict    refuse, before reading any weight, if a layer lacks a tensor or anything quantized would stay unread
+    validate  refuse a layer whose scales are not finite, whose codes lie outside the format, or whose stored hash is another
+    """
+    return _Unpacking(path, strict=strict, validate=validate, options=options)
+
+
+def _check_groups(name: str, spec: Spec, n: int, k: int) -> None:
+    try:
+        spec.check_shape(n, k)
+    except ShapeError as error:
+        raise ShapeError(f"{name} [{n}, {k}] as '{spec}': {error.args[0]}") from None
 
 
 def with_activation(name: str, spec: Spec, activation: str) -> Spec:

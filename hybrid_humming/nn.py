@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,10 @@ from hybrid_humming.errors import LayoutError, SpecError
 from hybrid_humming.ops import Options
 from hybrid_humming.plan import Plan
 from hybrid_humming.spec import Spec
+from hybrid_humming.tag import PART, Tag
 from hybrid_humming.weight import InputTransform, QWeight
 
 Tensor = torch.Tensor
-_META = "quantization"
 
 
 class Linear(nn.Module):
@@ -44,7 +45,7 @@ class Linear(nn.Module):
         self._compute_dtype = self.spec.activation_format.torch_storage if not self.spec.quantizes_activation else None
         for name, tensor in qweight.tensors().items():
             self.register_buffer(name, tensor)
-        self.register_buffer(_META, _meta(qweight))
+        self.register_buffer(PART, Tag.of(qweight).to_tensor())
         self.register_buffer("bias", bias)
         self.__dict__["_cached"] = qweight
 
@@ -82,12 +83,15 @@ class Linear(nn.Module):
         return cached
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        given = state_dict.get(prefix + _META)
-        if given is not None and not torch.equal(given.cpu(), getattr(self, _META).cpu()):
-            raise LayoutError(
-                f"{prefix[:-1] or 'Linear'}: the state dict holds '{_meta_text(given)}', the module "
-                f"'{_meta_text(getattr(self, _META))}'; build the module with the same spec, or repack the weight (hh.repack)"
-            )
+        given = state_dict.get(prefix + PART)
+        if given is not None:
+            own, stored = Tag.of(self.__dict__["_cached"]), dataclasses.replace(Tag.from_tensor(given), sha256=None, notes="")
+            if own != stored:
+                raise LayoutError(
+                    f"{prefix[:-1] or 'Linear'}: the state dict holds '{stored}', the module '{own}'; build the module with the "
+                    "same spec, or repack the weight (hh.repack)"
+                )
+            state_dict[prefix + PART] = getattr(self, PART)  # a saved file's tag has a hash and padding besides
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
@@ -122,16 +126,3 @@ def replace_linear(
     if not replaced:
         raise SpecError(f"replace_linear found no nn.Linear to replace in {type(model).__name__} (skip={list(skip)})")
     return replaced
-
-
-def _meta(qweight: QWeight) -> Tensor:
-    text = f"{qweight.spec_line}|{qweight.layout_line}"
-    if qweight.transform is not None and qweight.transform.hadamard:
-        text += f"|hadamard={qweight.transform.hadamard}"
-    if qweight.block_offset != (0, 0):
-        text += f"|block_offset={qweight.block_offset[0]},{qweight.block_offset[1]}"
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-
-
-def _meta_text(meta: Tensor) -> str:
-    return bytes(meta.cpu().tolist()).decode(errors="replace")

@@ -14,7 +14,10 @@ from hybrid_humming.checkpoint.files import Files, TensorInfo
 from hybrid_humming.checkpoint.registry import KV_CACHE, TELLTALES, Importer, ReadOptions, StoredLayer, importer
 from hybrid_humming.errors import CheckpointError, HybridHummingError, MissingTensor, UnreadTensor, did_you_mean
 from hybrid_humming.spec import Spec
+from hybrid_humming.tag import PART
 from hybrid_humming.weight import CanonicalWeight
+
+OURS = "hybrid-humming"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,8 +44,7 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
 
     def __init__(self, path: str | Path, *, strict: bool = True, validate: bool = True, options: ReadOptions | None = None) -> None:
         self.path = Path(path)
-        self.config: QuantConfig = read_config(self.path)
-        self.files = Files(self.path)
+        self.config, self.files = _open(self.path)
         self.validate = validate
         self.layers: dict[str, StoredLayer] = {}
         self.troubles: list[Trouble] = []
@@ -52,7 +54,7 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
             self._refuse()
 
     def __getitem__(self, name: str) -> CanonicalWeight:
-        weight = self.layer(name).read()
+        weight = self.layer(name).read(validate=self.validate)
         try:
             return weight.validate() if self.validate else weight
         except HybridHummingError as error:
@@ -150,3 +152,24 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
             f"{self.path}: {len(self.troubles)} modules can't be read completely, {len(self.layers)} layers can; "
             f"strict=False reads those.{lines}"
         )
+
+
+def _open(path: Path) -> tuple[QuantConfig, Files]:
+    """Config and headers. Files of our own say by their tags what they are and need no config beside them."""
+    try:
+        config, trouble = read_config(path), None
+    except CheckpointError as error:
+        config, trouble = None, error
+    try:
+        files = Files(path)
+    except CheckpointError as error:
+        raise trouble or error from None
+    if config is not None and config.method.replace("_", "-") == OURS:
+        return config, files
+    if any(name.rpartition(".")[2] == PART for name in files):
+        model, activation = (config.model, config.activation) if config else ({}, None)
+        return QuantConfig(path=path, where="the tags", method=OURS, fields={}, activation=activation, model=model), files
+    if config is None:
+        assert trouble is not None
+        raise trouble
+    return config, files

@@ -21,7 +21,7 @@ from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.files import TensorInfo
 from hybrid_humming.errors import CheckpointMismatch, MissingTensor, UnknownQuantMethod, did_you_mean
 from hybrid_humming.spec import Spec
-from hybrid_humming.weight import CanonicalWeight
+from hybrid_humming.weight import CanonicalWeight, QWeight
 
 # quant_method -> module:class in this package. A module is imported when a checkpoint asks for it.
 IMPORTERS: dict[str, str] = {
@@ -31,6 +31,7 @@ IMPORTERS: dict[str, str] = {
     "compressed-tensors": "compressed_tensors:CompressedTensors",
     "fp8": "fp8:FP8",
     "gptq": "gptq:GPTQ",
+    "hybrid-humming": "ours:Ours",
     "hqq": "hqq:HQQ",
     "modelopt": "modelopt:ModelOpt",
     "mxfp4": "gpt_oss:GptOss",
@@ -85,6 +86,8 @@ class StoredLayer:
     convert  part -> tensor in, CanonicalWeight out
     notes    what the model does with this layer and no spec says, such as gpt-oss's activation between the expert products
     arrange_bias  reorders a stored bias where `convert` reorders the rows
+    packed   part -> tensor in, QWeight out: for files that hold packed bytes, which `convert` does not unpack
+    verify   raises CorruptFile where the tensors don't have the hash that was stored with them
     """
 
     name: str
@@ -96,6 +99,8 @@ class StoredLayer:
     convert: Convert
     notes: Mapping[str, Any] = field(default_factory=dict)
     arrange_bias: Callable[[torch.Tensor], torch.Tensor] | None = None
+    packed: Callable[[Mapping[str, torch.Tensor]], QWeight] | None = None
+    verify: Callable[[Mapping[str, torch.Tensor]], None] | None = None
 
     @property
     def stored_bytes(self) -> int:
@@ -119,9 +124,20 @@ class StoredLayer:
         bias = self.parts["bias"].read()
         return bias if self.arrange_bias is None else self.arrange_bias(bias)
 
-    def read(self) -> CanonicalWeight:
-        """Read the tensors and return the weight."""
-        return self.convert({part: info.read() for part, info in self.parts.items()})
+    def read(self, *, validate: bool = True) -> CanonicalWeight:
+        """Read the tensors and return the weight; `validate` checks a stored hash."""
+        return self.convert(self._tensors(validate))
+
+    def read_packed(self, *, validate: bool = True) -> QWeight:
+        """Read the tensors of a layer that is stored packed (`packed` is set) and return them as they are."""
+        assert self.packed is not None
+        return self.packed(self._tensors(validate))
+
+    def _tensors(self, validate: bool) -> dict[str, torch.Tensor]:
+        tensors = {part: info.read() for part, info in self.parts.items()}
+        if validate and self.verify is not None:
+            self.verify(tensors)
+        return tensors
 
 
 class Importer:
