@@ -38,6 +38,7 @@ _PUBLIC: dict[str, str] = {
     "load_canonical": "loading",
     "pack_weight": "api",
     "quantize": "api",
+    "reload_": "reloading",
     "repack": "api",
     "replace_linear": "nn",
     "report": "usage",

@@ -82,6 +82,11 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
         """Return experts that are stored one by one as one weight [E, N, K]: `model.layers.0.mlp.experts.gate_proj`."""
         return self._packed(group, self.checkpoint.experts(group))
 
+    def canonical(self, name: str) -> CanonicalWeight:
+        """Return a layer in the clear, with the activation half that it is served with."""
+        weight = self.checkpoint[name]
+        return weight.replace(spec=self._served(name, weight.spec))
+
     def spec(self, name: str) -> Spec:
         """Return a layer's spec without reading its weight; raises MissingTensor (a KeyError) for an unknown name."""
         return self._specs[self.checkpoint.layer(name).name]
