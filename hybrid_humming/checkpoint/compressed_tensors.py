@@ -4,6 +4,7 @@ pack-quantized                                   ct_packed  weight_packed int32,
 int-quantized, float-quantized, naive-quantized  ct_plain   weight int8 or e4m3, one code an element
 mxfp8-quantized                                  ct_plain   weight e4m3, weight_scale e8m0 as uint8
 nvfp4-pack-quantized, mxfp4-pack-quantized       ct_float4  weight_packed uint8, two e2m1 codes a byte
+mxfp6-pack-quantized                             ct_float4  weight_packed uint8, four e2m3 codes in three bytes
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ LAYOUTS = {
     "mxfp8-quantized": ct_plain.describe,
     "nvfp4-pack-quantized": ct_float4.describe,
     "mxfp4-pack-quantized": ct_float4.describe,
+    "mxfp6-pack-quantized": ct_float4.describe,
 }
 # Formats of older versions, with what to do.
 REFUSED = {

@@ -20,7 +20,7 @@ from hybrid_humming.dtypes import from_torch
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
 from hybrid_humming.spec import Spec
 
-FORMATS = {("int", b): f"int{b}" for b in range(1, 9)} | {("float", 8): "e4m3", ("float", 4): "e2m1"}
+FORMATS = {("int", b): f"int{b}" for b in range(1, 9)} | {("float", 8): "e4m3", ("float", 6): "e2m3", ("float", 4): "e2m1"}
 SCALES = ("F16", "BF16", "F32")
 STRATEGIES = ("tensor", "channel", "token", "group", "block", "tensor_group")
 
@@ -44,7 +44,9 @@ class Args:
     def element(self) -> str:
         """Name of the element format; raises UnknownQuantMethod for a type and width that are not read."""
         if (self.kind, self.bits) not in FORMATS:
-            raise UnknownQuantMethod(f"{self.where}: {self.kind} of {self.bits} bits is not read; int 1 to 8 and float 4 or 8 are")
+            raise UnknownQuantMethod(
+                f"{self.where}: {self.kind} of {self.bits} bits is not read; int 1 to 8 and float 4, 6 or 8 are"
+            )
         return FORMATS[self.kind, self.bits]
 
 
@@ -100,7 +102,7 @@ def activation_fields(scheme: Scheme, default: str) -> dict[str, Any]:
     if args.strategy == "tensor_group" or (element == "e2m1" and args.group_size == 16):
         return {"activation": "nvfp4", **out}
     if args.strategy == "group" and args.scale_dtype in ("uint8", "float8_e8m0fnu"):
-        return {"activation": {"e2m1": "mxfp4", "e4m3": "mxfp8"}.get(element, element), **out}
+        return {"activation": {"e2m1": "mxfp4", "e2m3": "mxfp6", "e4m3": "mxfp8"}.get(element, element), **out}
     if args.strategy == "group":
         return {"activation": element, "activation_group_size": args.group_size, **out}
     if args.strategy == "token" or (args.strategy == "tensor" and not args.dynamic):

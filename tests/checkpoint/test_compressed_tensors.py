@@ -125,7 +125,7 @@ def test_input_activations_become_the_activation_half(tmp_path, name):
         ({"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": False}, "asymmetric activations"),
         ({"num_bits": 8, "type": "int", "strategy": "tensor", "dynamic": True}, "dynamic activations of strategy 'tensor'"),
         ({"num_bits": 8, "type": "int", "strategy": "row"}, "strategy 'row' is not read"),
-        ({"num_bits": 6, "type": "float", "strategy": "token", "dynamic": True}, "float of 6 bits is not read"),
+        ({"num_bits": 5, "type": "float", "strategy": "token", "dynamic": True}, "float of 5 bits is not read"),
     ],
 )
 def test_activations_that_are_not_read_say_so(tmp_path, inputs, text):
@@ -285,3 +285,14 @@ def test_sparse_and_rotated_checkpoints_are_refused(tmp_path):
         load_canonical(changed(tmp_path / "a", SYM, quantization={"sparsity_config": {"format": "sparse-24-bitmask"}}))
     with pytest.raises(UnknownQuantMethod, match=r"transform_config rotates weights and activations \(R1\)"):
         load_canonical(changed(tmp_path / "b", SYM, quantization={"transform_config": {"config_groups": {"R1": {}}}}))
+
+
+def test_mxfp6_weights_beside_mxfp8_activations():
+    assert str(load_canonical(GOLDEN / "ct-mxfp6").spec(LAYER)) == "mxfp6 x mxfp8"
+    assert str(load_canonical(GOLDEN / "ct-mxfp6a16").spec(LAYER)) == "mxfp6 x bf16"
+
+
+def test_mxfp6_rows_must_be_whole_codes(tmp_path):
+    packed = golden("ct-mxfp6")[1][f"{LAYER}.weight_packed"][:, :-2]
+    with pytest.raises(CheckpointMismatch, match=r"weight_packed is U8 \[40, 46\], expected U8 \[N, K\*6/8\]"):
+        load_canonical(changed(tmp_path, "ct-mxfp6", weight_packed=packed))
