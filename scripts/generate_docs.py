@@ -4,6 +4,7 @@ python scripts/generate_docs.py            write
 python scripts/generate_docs.py --check    exit 1 and name the files that are out of date
 """
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -131,7 +132,39 @@ def support(line: str, device: str) -> str:
     return ", ".join(found)
 
 
+MEASURED = {"spec": "int4 g128 x bf16", "n": 8192, "k": 8192, "setting": "chain"}
+
+
+def measured_table() -> str:
+    """The newest measurement of one layer, ours and the peers, with what it was measured on."""
+    results = [json.loads(file.read_text()) | {"file": file.name} for file in (ROOT / "bench" / "results").glob("*.json")]
+    for result in sorted(results, key=lambda r: str(r["meta"]["date"]), reverse=True):
+        rows = [r for r in result["rows"] if all(r.get(name) == value for name, value in MEASURED.items())]
+        if rows:
+            break
+    else:
+        return "Nothing yet."
+    peers = sorted({name for row in rows for name in row["peers"]})
+    head = ["M", "hybrid_humming", *peers, "kernel"]
+    body = [
+        [
+            str(r["m"]),
+            f"{r['us']:.1f}",
+            *(f"{r['peers'][p]:.1f}" if p in r["peers"] else "" for p in peers),
+            f"`{r['plan'].split()[0]}`",
+        ]
+        for r in sorted(rows, key=lambda r: int(r["m"]))
+    ]
+    meta = result["meta"]
+    return (
+        f"Microseconds of `{MEASURED['spec']}`, N = {MEASURED['n']}, K = {MEASURED['k']}, each call after a small kernel that "
+        f"writes x (cuBLAS: the bf16 weight). {meta['device']}, torch {meta['torch']}, Triton {meta['triton']}, commit {meta['commit']}, "
+        f"[{result['file']}](bench/results/{result['file']}).\n\n" + table(head, body)
+    )
+
+
 PARTS = {
+    "measured": measured_table,
     "support": support_table,
     "env": env.table,
     "errors": error_table,
