@@ -155,12 +155,11 @@ def measured_table() -> str:
         ]
         for r in sorted(rows, key=lambda r: int(r["m"]))
     ]
-    meta = result["meta"]
-    return (
-        f"Microseconds of `{MEASURED['spec']}`, N = {MEASURED['n']}, K = {MEASURED['k']}, each call after a small kernel that "
-        f"writes x (cuBLAS: the bf16 weight). {meta['device']}, torch {meta['torch']}, Triton {meta['triton']}, commit {meta['commit']}, "
-        f"[{result['file']}](bench/results/{result['file']}).\n\n" + table(head, body)
-    )
+    meta, file = result["meta"], result["file"]
+    what = f"Microseconds of `{MEASURED['spec']}`, N = {MEASURED['n']}, K = {MEASURED['k']}"
+    how = "each call after a small kernel that writes x (cuBLAS: the bf16 weight)"
+    where = f"{meta['device']}, torch {meta['torch']}, Triton {meta['triton']}, commit {meta['commit']}"
+    return f"{what}, {how}. {where}, [{file}](bench/results/{file}).\n\n{table(head, body)}"
 
 
 PARTS = {
