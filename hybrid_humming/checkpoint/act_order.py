@@ -39,7 +39,7 @@ def group_order(name: str, g_idx: Tensor, group_size: int, groups: int) -> Group
     """
     g_idx = g_idx.long()
     k = g_idx.numel()
-    if torch.equal(g_idx, torch.arange(k) // group_size):
+    if torch.equal(g_idx, torch.arange(k, device=g_idx.device) // group_size):
         return None
     low, high = int(g_idx.min()), int(g_idx.max())
     if low < 0 or high >= groups:
@@ -55,7 +55,7 @@ def group_order(name: str, g_idx: Tensor, group_size: int, groups: int) -> Group
             f"{name}: g_idx gives group {odd} {int(counts[odd])} columns; sorted groups must share a size that is a multiple "
             f"of 8 (config group_size={group_size}, K={k})"
         )
-    in_order = torch.equal(permutation, torch.arange(k))
+    in_order = torch.equal(permutation, torch.arange(k, device=g_idx.device))
     return GroupOrder(
         permutation=None if in_order else permutation.to(torch.int32),
         columns=ordered[:: size if len(used) > 1 else k],
