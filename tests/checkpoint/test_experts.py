@@ -10,6 +10,12 @@ from hybrid_humming.reference import dequantize
 from tests.checkpoint.build import golden, write
 
 LAYER = "model.layers.0.mlp.down_proj"
+# Golden checkpoints of one layer, of every kind of scale and zero point.
+SINGLE = (
+    *("gptqmodel-w4-g16-asym-v2", "ct-pack-w3-group-asym", "llmcompressor-mxfp4a16", "ct-nvfp4-w4a4", "ct-mxfp6"),
+    *("autoawq-one-weight", "autoround-one-weight", "hqq-one-weight", "quark-one-weight", "modelopt-one-weight"),
+    *("handmade-fp8-partial-block", "handmade-fp8-tensor-static", "handmade-fp8-channel", "handmade-quark-fp8-block"),
+)
 NAMES = ("model.layers.0.mlp.experts.{}.gate_proj", "model.layers.3.block_sparse_moe.experts.{}.w1")
 
 
@@ -28,7 +34,7 @@ def moe(tmp_path, folder: str, name: str, experts, change=None):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("folder", ["gptqmodel-w4-g16-asym-v2", "ct-pack-w3-group-asym", "llmcompressor-mxfp4a16", "ct-nvfp4-w4a4"])
+@pytest.mark.parametrize("folder", SINGLE)
 def test_experts_become_one_weight(tmp_path, folder, name):
     path = moe(tmp_path, folder, name, range(11))
     checkpoint, group = load_canonical(path), name.replace(".{}", "")
