@@ -42,6 +42,13 @@ class Fields:
             raise self._wrong(names, value, "an integer")
         return value
 
+    def number(self, *names: str, default: float) -> float:
+        """Return a number under any of its `names`, or the default."""
+        value = self.get(*names, default=default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(names, value, "a number")
+        return float(value)
+
     def flag(self, *names: str, default: bool) -> bool:
         """Return true or false under any of its `names`."""
         value = self.get(*names, default=default)

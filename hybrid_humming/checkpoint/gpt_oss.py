@@ -21,6 +21,7 @@ import torch
 
 from hybrid_humming.checkpoint.bits import unpack_nibbles
 from hybrid_humming.checkpoint.common import as_e8m0, check_bias, model_format
+from hybrid_humming.checkpoint.config import Fields
 from hybrid_humming.checkpoint.registry import Importer, Parts, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch
 from hybrid_humming.spec import Spec
@@ -82,7 +83,9 @@ class GptOss(Importer):
 
     def notes(self) -> dict[str, Any]:
         """Return the numbers of the activation between the two products."""
-        return {"activation": "swiglu_oai", "alpha": ALPHA, "clamp": float(self.config.model.get("swiglu_limit") or CLAMP)}
+        model = Fields(where="config.json", fields=self.config.model)
+        alpha, clamp = (model.number(key, default=value) for key, value in (("swiglu_alpha", ALPHA), ("swiglu_limit", CLAMP)))
+        return {"activation": "swiglu_oai", "alpha": alpha, "clamp": clamp}
 
 
 def gate_first(tensor: Tensor) -> Tensor:

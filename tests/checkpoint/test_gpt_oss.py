@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import hybrid_humming as hh
 from hybrid_humming.checkpoint import load_canonical
 from hybrid_humming.errors import CheckpointMismatch, MissingTensor
+from hybrid_humming.reference import fused_moe
+from hybrid_humming.reference.moe import OAI_ALPHA, OAI_LIMIT
 from tests.checkpoint.build import GOLDEN, golden, write
 
 FOLDER = "transformers-gpt-oss"
@@ -45,6 +48,25 @@ def test_clamp_and_alpha_are_kept(tmp_path):
     config, tensors = golden(FOLDER)
     config["swiglu_limit"] = 5.0
     assert hh.load(write(tmp_path, config, tensors)).notes(f"{EXPERTS}.gate_up_proj")["clamp"] == 5.0
+
+
+def test_the_reference_moe_computes_what_the_model_does():
+    checkpoint, given = load_canonical(GOLDEN / FOLDER), load_file(GOLDEN / FOLDER / "product.safetensors")
+    w13, w2 = checkpoint[f"{EXPERTS}.gate_up_proj"], checkpoint[f"{EXPERTS}.down_proj"]
+    notes = checkpoint.layer(f"{EXPERTS}.gate_up_proj").notes
+    assert (notes["alpha"], notes["clamp"]) == (OAI_ALPHA, OAI_LIMIT)
+    y = fused_moe(
+        given["x"], w13, w2, given["topk_weights"], given["topk_ids"], activation=notes["activation"], b13=w13.bias, b2=w2.bias
+    )
+    torch.testing.assert_close(y, given["y"])
+
+
+@pytest.mark.parametrize("key", ["swiglu_limit", "swiglu_alpha"])
+def test_a_clamp_that_is_no_number_is_refused(tmp_path, key):
+    config, tensors = golden(FOLDER)
+    config[key] = "seven"
+    with pytest.raises(CheckpointMismatch, match=f"'{key}' is 'seven'; a number is expected"):
+        load_canonical(write(tmp_path, config, tensors))
 
 
 def test_low_nibble_first(tmp_path):

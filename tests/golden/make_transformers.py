@@ -7,9 +7,12 @@ from types import SimpleNamespace
 
 import tiny
 import torch
+from safetensors.torch import load_file, save_file
 from transformers.integrations.bitnet import AutoBitLinear, BitLinear, pack_weights
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.utils.quantization_config import BitNetQuantConfig, FineGrainedFP8Config, Mxfp4Config
 
 
@@ -78,9 +81,25 @@ def gpt_oss():
     )  # fmt: skip
 
 
+def gpt_oss_product():
+    """What GptOssExperts computes of the golden experts, in float64: x, topk_ids, topk_weights and y beside the checkpoint."""
+    folder, generator = tiny.GOLDEN / "transformers-gpt-oss", torch.Generator().manual_seed(1)
+    stored, layer = load_file(folder / "model.safetensors"), "model.layers.0.mlp.experts"
+    experts = GptOssExperts(GptOssConfig(num_local_experts=2, hidden_size=64, intermediate_size=32)).double()
+    for proj in ("gate_up_proj", "down_proj"):
+        blocks, scales = (stored[f"{layer}.{proj}_{part}"] for part in ("blocks", "scales"))
+        getattr(experts, proj).data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float64)
+        getattr(experts, f"{proj}_bias").data = stored[f"{layer}.{proj}_bias"].double()
+    x = torch.randn(5, 64, generator=generator).double()
+    ids, weights = torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0], [0, 1]]), torch.rand(5, 2, generator=generator).double()
+    y = experts(x, ids, weights).detach()
+    save_file({"x": x, "topk_ids": ids, "topk_weights": weights, "y": y}, folder / "product.safetensors")
+
+
 if __name__ == "__main__":
     fp8("transformers-fp8-block", activation_scheme="dynamic")
     fp8("transformers-fp8-ue8m0", activation_scheme="dynamic", scale_fmt="ue8m0")
     bitnet("transformers-bitlinear", "bitlinear")
     bitnet("transformers-autobitlinear", "autobitlinear")
     gpt_oss()
+    gpt_oss_product()
