@@ -36,7 +36,17 @@ def pack_weight(
     if validate:
         weight.validate()
     info = DeviceInfo.of(weight.codes.device if device is None else device)
-    chosen = choose_layout(weight.spec, weight.n, weight.k, info, experts=weight.experts, facts=scan(weight), family=layout)
+    block = weight.spec.block
+    chosen = choose_layout(
+        weight.spec,
+        weight.n,
+        weight.k,
+        info,
+        experts=weight.experts,
+        facts=scan(weight),
+        family=layout,
+        inside_block=block is not None and weight.block_offset[1] % block[1] != 0,
+    )
     packed = packing.pack(weight, chosen)
     return packed if device is None or isinstance(device, DeviceInfo) or not _is_torch(device) else packed.to(device)
 
@@ -55,7 +65,9 @@ def repack(qweight: QWeight, device: Device, *, layout: str | None = None) -> QW
 def place(qweight: QWeight, device: Device) -> QWeight:
     """Return the same weight on `device`; repacked only where another layout family is better there."""
     info = DeviceInfo.of(device)
-    best = choose_layout(qweight.spec, qweight.n, qweight.k, info, experts=qweight.experts)
+    block = qweight.spec.block
+    inside = block is not None and qweight.block_offset[1] % block[1] != 0
+    best = choose_layout(qweight.spec, qweight.n, qweight.k, info, experts=qweight.experts, inside_block=inside)
     if best.family != qweight.layout.family:
         return repack(qweight, device)
     return qweight.to(device) if _is_torch(device) else qweight  # type: ignore[arg-type]
@@ -76,11 +88,13 @@ def choose_layout(
     experts: int = 0,
     facts: Facts | None = None,
     family: str | None = None,
+    inside_block: bool = False,
 ) -> PackLayout:
     """Return the layout in which a weight [n, k] of `spec` is packed for `device` (default: the current GPU, or the CPU)."""
     load_catalogs()
     info = DeviceInfo.default() if device is None else DeviceInfo.of(device)
-    return planning.choose_layout(Spec.parse(spec), n, k, info, experts=experts, facts=facts, family=family)  # type: ignore[arg-type]
+    parsed: Spec = Spec.parse(spec)  # type: ignore[arg-type]
+    return planning.choose_layout(parsed, n, k, info, experts=experts, facts=facts, family=family, inside_block=inside_block)
 
 
 def choose_plan(

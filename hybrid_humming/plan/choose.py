@@ -22,15 +22,30 @@ def m_bucket(m: int) -> int:
 
 
 def choose_layout(
-    spec: Spec, n: int, k: int, device: DeviceInfo, *, experts: int = 0, facts: Facts | None = None, family: str | None = None
+    spec: Spec,
+    n: int,
+    k: int,
+    device: DeviceInfo,
+    *,
+    experts: int = 0,
+    facts: Facts | None = None,
+    family: str | None = None,
+    inside_block: bool = False,
 ) -> PackLayout:
-    """Return the layout in which to pack a weight [n, k] for `device`; `family` asks for one by name."""
+    """Return the layout in which to pack a weight [n, k] for `device`; `family` asks for one by name.
+
+    inside_block  the weight is a shard that starts inside a block of scales along K
+    """
     spec.check_shape(n, k)
     reasons = []
     for entry in layouts():
         if family is not None and entry.family != family:
             continue
         reason = entry.reject(spec, n, k, device)
+        if experts and not entry.experts:
+            reason = f"holds dense weights, this one has {experts} experts"
+        elif inside_block and not entry.inside_blocks:
+            reason = "holds no shard that starts inside a block of scales along K"
         if reason is None:
             return make_layout(entry.family, spec, n, k, experts=experts, facts=facts or Facts())
         reasons.append(f"{entry.family}: {reason}")

@@ -174,8 +174,12 @@ class LayoutEntry:
 
     family   name
     reject   (spec, n, k, device) -> None, or the reason why it can't hold this weight for this device
+    experts        whether it holds weights with an expert axis
+    inside_blocks  whether it holds a shard that starts inside a block of scales along K
     """
 
     family: str
     preference: int
     reject: Callable[[Spec, int, int, DeviceInfo], str | None]
+    experts: bool = True
+    inside_blocks: bool = True

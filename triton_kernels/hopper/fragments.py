@@ -120,6 +120,12 @@ def constant_of(decoder):
 
 
 @gluon.constexpr_function
+def has_zero_pair(decoder):
+    """True where the PTX takes each float zero point in two parts."""
+    return decoder.zero_point == "float_pair"
+
+
+@gluon.constexpr_function
 def asm_of(decoder, half):
     """PTX that turns the words of half a block into 8 registers."""
     return decoder.asm[half]

@@ -8,6 +8,7 @@ from hybrid_humming.dtypes import parse_format
 from hybrid_humming.plan import Tile
 from hybrid_humming.spec import PackLayout, Problem, Spec
 
+COUNTERS = 1 << 13  # tiles of one launch that may be summed over several CTAs
 ROW = 128  # k that share a row of scales, and the least that a slice of K advances at a time
 
 

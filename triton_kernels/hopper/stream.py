@@ -11,8 +11,9 @@ whole SM works on few rows and no partial sum leaves the SM: the slices meet in 
 and x arrive by cp.async, STAGES deep; every weight byte is read once, by one CTA. mma.sync takes the
 decoded weights as its 16-row operand and x as the other.
 
-Numerics. Weights are exact in the operand type (zero points are subtracted there); each group's partial sum is scaled in fp32,
-so no product of weight and scale is ever rounded. Sums are fp32 in a fixed order, y is rounded once.
+Numerics. Weights are exact in the operand type, integer zero points subtracted; a float zero point is subtracted there with one
+rounding, in two parts where the operand type can't hold it. Each group's partial sum is scaled in fp32, so no product of weight
+and scale is ever rounded. Sums are fp32 in a fixed order, y is rounded once.
 """
 
 import torch
@@ -25,6 +26,7 @@ from hybrid_humming.triton_kernels.hopper.fragments import (
     constant_of,
     decode_half,
     halves,
+    has_zero_pair,
     k16_operand,
     k32_operand,
     mma_layout,
@@ -217,12 +219,18 @@ def multiply_row(
     SPAN: gl.constexpr = xb.shape[3] // 128
     DTYPE: gl.constexpr = xb.dtype
     ROWS: gl.constexpr = gl.SliceLayout(2, MMA)
+    PAIR: gl.constexpr = has_zero_pair(DECODER)
     scales = ()
     zeros = ()
+    rests = ()
     if J > 0:
         scales = columns(decode_scale(row_scales(sb, slot * SPAN + U, S, R, J), KIND), J, S, 16 * R, ROWS)
     if ZERO:
-        zeros = columns(row_scales(zb, slot * SPAN + U, S, R, J).to(DTYPE), J, S, 16 * R, ROWS)
+        stored = row_scales(zb, slot * SPAN + U, S, R, J)
+        rounded = stored.to(DTYPE)
+        zeros = columns(rounded, J, S, 16 * R, ROWS)
+        if PAIR:
+            rests = columns((stored.to(gl.float32) - rounded.to(gl.float32)).to(DTYPE), J, S, 16 * R, ROWS)
     part = gl.zeros_like(acc)
     for q in gl.static_range(2):
         low = ()
@@ -234,6 +242,9 @@ def multiply_row(
         if ZERO:
             low = low + zero_operands(zeros[64 * q * J // 128], S, R)
             high = high + zero_operands(zeros[(64 * q + 32) * J // 128], S, R)
+        if PAIR:
+            low = low + zero_operands(rests[64 * q * J // 128], S, R)
+            high = high + zero_operands(rests[(64 * q + 32) * J // 128], S, R)
         acc, part = multiply_half(acc, part, decode_half(low, DECODER, 0, DTYPE), xb, slot, scales,
                                   U, 64 * q, GROUP, S, R, MMA)  # fmt: skip
         acc, part = multiply_half(acc, part, decode_half(high, DECODER, 1, DTYPE), xb, slot, scales,
