@@ -16,21 +16,25 @@ from hybrid_humming.errors import UnsupportedProblem
 
 
 class Decoder(NamedTuple):
-    """A device function and its two constants for one format (for integers, EXPONENT is 0 and MANTISSA the bits)."""
+    """A device function and its two constants for one format (for integers, EXPONENT is 0 and MANTISSA the bits).
+
+    offset  where every value is code - offset: a kernel may then take codes out of their words by a cheaper way of its own
+    """
 
     function: Any
     exponent: int
     mantissa: int
+    offset: int | None = None
 
 
-_decoders: list[tuple[Callable[[ElementFormat], bool], Any]] = []
+_decoders: list[tuple[Callable[[ElementFormat], bool], Any, Callable[[ElementFormat], int] | None]] = []
 
 
-def decoder(accepts: Callable[[ElementFormat], bool]) -> Callable[[Any], Any]:
+def decoder(accepts: Callable[[ElementFormat], bool], offset: Callable[[ElementFormat], int] | None = None) -> Callable[[Any], Any]:
     """Register a device function for the formats that `accepts`; the latest registered one that accepts wins."""
 
     def register(function: Any) -> Any:
-        _decoders.insert(0, (accepts, function))
+        _decoders.insert(0, (accepts, function, offset))
         return function
 
     return register
@@ -40,8 +44,8 @@ def decoder_of(fmt: ElementFormat) -> Decoder:
     """Return the decoder of `fmt`; raises UnsupportedProblem when no registered function takes it."""
     from hybrid_humming.triton_kernels.dequant import floats, integers  # noqa: F401  (they register themselves)
 
-    for accepts, function in _decoders:
+    for accepts, function, offset in _decoders:
         if accepts(fmt):
             mantissa = fmt.bits if fmt.is_integer else fmt.mantissa_bits
-            return Decoder(function, fmt.exponent_bits, mantissa)
+            return Decoder(function, fmt.exponent_bits, mantissa, None if offset is None else offset(fmt))
     raise UnsupportedProblem(f"no decoder for {fmt}; register one with hybrid_humming.triton_kernels.dequant.decoder")

@@ -17,14 +17,14 @@ def small_int(codes, DTYPE: tl.constexpr, OFFSET: tl.constexpr = 0):
     return (biased - (8388608 + OFFSET)).to(DTYPE)
 
 
-@decoder(lambda fmt: fmt.kind == "int")
+@decoder(lambda fmt: fmt.kind == "int", offset=lambda fmt: 1 << (fmt.bits - 1))
 @triton.jit
 def decode_int(codes, DTYPE: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
     """value = code - 2**(bits - 1)."""
     return small_int(codes, DTYPE, 1 << (MANTISSA - 1))
 
 
-@decoder(lambda fmt: fmt.kind == "uint")
+@decoder(lambda fmt: fmt.kind == "uint", offset=lambda fmt: 0)
 @triton.jit
 def decode_uint(codes, DTYPE: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
     """value = code; the zero point is subtracted afterwards."""

@@ -29,7 +29,7 @@ from hybrid_humming.triton_kernels.scale.tile import load_scale_tile
 @triton.jit
 def dequantize_kernel(
     w_ptr, scale_ptr, zero_ptr, secondary_ptr, out_ptr, N, K, rows, columns, offset_n, offset_k,
-    DECODE: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, BITS: tl.constexpr,
+    DECODE: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr,
     ZERO: tl.constexpr, SCALE_MODE: tl.constexpr, ZERO_MODE: tl.constexpr, SCALE_KIND: tl.constexpr,
     GROUP_K: tl.constexpr, GROUP_N: tl.constexpr, SCALE: tl.constexpr, SECONDARY: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -43,7 +43,7 @@ def dequantize_kernel(
         k = k.to(tl.int64)
     w = weight_tile(
         w_ptr, scale_ptr, zero_ptr, scale_ptr, k0, n, N, K, rows, columns, offset_n, offset_k,
-        DECODE, EXPONENT, MANTISSA, BITS, ZERO, SCALE_MODE, ZERO_MODE, SCALE_KIND,
+        DECODE, EXPONENT, MANTISSA, BITS, OFFSET, ZERO, SCALE_MODE, ZERO_MODE, SCALE_KIND,
         GROUP_K, GROUP_N, 0, tl.float32, BLOCK_K, BLOCK_N,
     )  # fmt: skip
     if SCALE_MODE == 0:

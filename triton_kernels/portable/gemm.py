@@ -26,7 +26,7 @@ from hybrid_humming.jit.launch import launch_triton
 from hybrid_humming.plan import Plan
 from hybrid_humming.triton_kernels.dequant import decoder_of
 from hybrid_humming.triton_kernels.epilogue.finish import NONE, SCALAR, VECTOR, finish, load_factor, store_tile
-from hybrid_humming.triton_kernels.portable.load import BYTES, FLOAT, NIBBLES, SIGNED, load_codes, load_x
+from hybrid_humming.triton_kernels.portable.load import BYTES, FLOAT, NIBBLES, SIGNED, load_codes, load_integers, load_x
 from hybrid_humming.triton_kernels.portable.tiles import prescales_x, scale_mode, secondary_on_weights
 from hybrid_humming.triton_kernels.scale.decode import SCALE_KINDS, decode_scale
 from hybrid_humming.triton_kernels.scale.tile import load_scale_tile
@@ -38,7 +38,7 @@ TYPES = {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}
 @triton.jit
 def weight_tile(
     w_ptr, scale_ptr, zero_ptr, secondary_ptr, k0, n, N, K, rows, columns, offset_n, offset_k,
-    DECODE: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, BITS: tl.constexpr,
+    DECODE: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr,
     ZERO: tl.constexpr, SCALE_MODE: tl.constexpr, ZERO_MODE: tl.constexpr, SCALE_KIND: tl.constexpr,
     GROUP_K: tl.constexpr, GROUP_N: tl.constexpr, SECONDARY: tl.constexpr,
     DTYPE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -46,8 +46,10 @@ def weight_tile(
     """[BLOCK_K, BLOCK_N] operand of the product: decoded, zero point subtracted, scaled where the scale is finer than the tile."""
     PRESCALE: tl.constexpr = SCALE_MODE == 1 or SCALE_MODE == 2
     WORK: tl.constexpr = tl.float32 if PRESCALE else DTYPE
-    codes = load_codes(w_ptr, k0, n, N, K, BITS, BLOCK_K, BLOCK_N)
-    w = DECODE(codes, WORK, EXPONENT, MANTISSA)
+    if OFFSET is not None:
+        w = load_integers(w_ptr, k0, n, N, K, BITS, OFFSET, BLOCK_K, BLOCK_N).to(WORK)
+    else:
+        w = DECODE(load_codes(w_ptr, k0, n, N, K, BITS, BLOCK_K, BLOCK_N), WORK, EXPONENT, MANTISSA)
     if ZERO:
         zero = load_scale_tile(
             zero_ptr, k0, n, N, K, rows, columns, offset_n, offset_k, ZERO_MODE, GROUP_K, GROUP_N, BLOCK_K, BLOCK_N
@@ -80,7 +82,7 @@ def scale_x(
 def gemm_portable_kernel(
     x_ptr, w_ptr, scale_ptr, zero_ptr, x_scale_ptr, secondary_ptr, x_global_ptr, bias_ptr, out_ptr, partial_ptr,
     M, N, K, rows, columns, offset_n, offset_k, stride_xm, stride_sm, stride_sk, stride_om,
-    DECODE: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, BITS: tl.constexpr,
+    DECODE: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr,
     DECODE_X: tl.constexpr, EXPONENT_X: tl.constexpr, MANTISSA_X: tl.constexpr, STORAGE_X: tl.constexpr,
     ZERO: tl.constexpr, SCALE_MODE: tl.constexpr, ZERO_MODE: tl.constexpr, SCALE_KIND: tl.constexpr,
     GROUP_K: tl.constexpr, GROUP_N: tl.constexpr, GROUP_X: tl.constexpr, X_SCALE_KIND: tl.constexpr,
@@ -106,7 +108,7 @@ def gemm_portable_kernel(
             x = scale_x(x, x_scale_ptr, m, k0, M, K, stride_sm, stride_sk, GROUP_X, X_SCALE_KIND, BLOCK_M, BLOCK_K)
         w = weight_tile(
             w_ptr, scale_ptr, zero_ptr, secondary_ptr, k0, n, N, K, rows, columns, offset_n, offset_k,
-            DECODE, EXPONENT, MANTISSA, BITS, ZERO, SCALE_MODE, ZERO_MODE, SCALE_KIND,
+            DECODE, EXPONENT, MANTISSA, BITS, OFFSET, ZERO, SCALE_MODE, ZERO_MODE, SCALE_KIND,
             GROUP_K, GROUP_N, SECONDARY_W, DTYPE, BLOCK_K, BLOCK_N,
         )  # fmt: skip
         if SCALE_MODE == 0 or (GROUP_X > 0 and not PRESCALE_X):
@@ -215,6 +217,7 @@ def weight_constants(args: GemmArgs, block_k: int) -> dict[str, object]:
         "EXPONENT": decoder.exponent,
         "MANTISSA": decoder.mantissa,
         "BITS": spec.bits,
+        "OFFSET": decoder.offset if spec.bits in (1, 2, 4, 8) else None,  # widths of a single plane
         "ZERO": spec.has_zero_point,
         "SCALE_MODE": mode,
         "ZERO_MODE": zero_mode,

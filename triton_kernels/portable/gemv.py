@@ -34,7 +34,7 @@ from hybrid_humming.triton_kernels.schedule.grid import k_range
 def gemv_portable_kernel(
     x_ptr, w_ptr, scale_ptr, zero_ptr, secondary_ptr, bias_ptr, out_ptr, partial_ptr,
     M, N, K, rows, columns, offset_n, offset_k, stride_xm, stride_om,
-    DECODE: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, BITS: tl.constexpr,
+    DECODE: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr,
     ZERO: tl.constexpr, SCALE_MODE: tl.constexpr, ZERO_MODE: tl.constexpr, SCALE_KIND: tl.constexpr,
     GROUP_K: tl.constexpr, GROUP_N: tl.constexpr,
     SCALE: tl.constexpr, SECONDARY: tl.constexpr, BIAS: tl.constexpr,
@@ -57,7 +57,7 @@ def gemv_portable_kernel(
     for k0 in range(begin, end, BLOCK_K):
         w = weight_tile(
             w_ptr, scale_ptr, zero_ptr, scale_ptr, k0, n, N, K, rows, columns, offset_n, offset_k,
-            DECODE, EXPONENT, MANTISSA, BITS, ZERO, SCALE_MODE, ZERO_MODE, SCALE_KIND,
+            DECODE, EXPONENT, MANTISSA, BITS, OFFSET, ZERO, SCALE_MODE, ZERO_MODE, SCALE_KIND,
             GROUP_K, GROUP_N, 0, tl.float32, BLOCK_K, BLOCK_N,
         )  # fmt: skip
         k = k0 + in_slice

@@ -5,30 +5,61 @@ import triton.language as tl
 
 
 @triton.jit
+def plane_words(
+    w_ptr, first_row, rows, slice0, n, N, WIDTH: tl.constexpr, SLICES: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """One plane's words of SLICES * 16 consecutive k from slice0 on: int32 [GROUPS, 1, 16, BLOCK_N].
+
+    A word holds 32 / WIDTH slices of 16 k, or the SLICES that are asked for where they are fewer; the first is in its low bits.
+    """
+    FIELDS: tl.constexpr = 32 // WIDTH
+    GROUPS: tl.constexpr = (SLICES + FIELDS - 1) // FIELDS
+    row = (slice0 // FIELDS) * 16 + tl.arange(0, GROUPS * 16).to(n.dtype)
+    mask = (row < rows)[:, None] & (n < N)[None, :]
+    words = tl.load(w_ptr + (first_row + row)[:, None] * N + n[None, :], mask=mask, other=0)
+    if SLICES < FIELDS:
+        words = words >> (slice0 % FIELDS) * WIDTH
+    return words.reshape(GROUPS, 1, 16, BLOCK_N)
+
+
+@triton.jit
+def field_shifts(WIDTH: tl.constexpr, SLICES: tl.constexpr):
+    """Lowest bit of each slice in its word: int32 [1, slices a word, 1, 1]."""
+    FIELDS: tl.constexpr = SLICES if SLICES < 32 // WIDTH else 32 // WIDTH
+    return (tl.arange(0, FIELDS) * WIDTH)[None, :, None, None]
+
+
+@triton.jit
 def plane_codes(
     w_ptr, first_row, rows, slice0, n, N, WIDTH: tl.constexpr, SLICES: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """One plane's bits of the codes of SLICES * 16 consecutive k from slice0 on: int32 [SLICES * 16, BLOCK_N].
-
-    16 rows of words hold 32 / WIDTH slices of 16 k, slice s in bits [WIDTH * s, WIDTH): a word is loaded once and shifted
-    once for each slice that it holds.
-    """
-    FIELDS: tl.constexpr = 32 // WIDTH
-    MASK: tl.constexpr = (1 << WIDTH) - 1
-    if SLICES >= FIELDS:
-        GROUPS: tl.constexpr = SLICES // FIELDS
-        row = (slice0 // FIELDS) * 16 + tl.arange(0, GROUPS * 16).to(n.dtype)
-        mask = (row < rows)[:, None] & (n < N)[None, :]
-        words = tl.load(w_ptr + (first_row + row)[:, None] * N + n[None, :], mask=mask, other=0)
-        shift = (tl.arange(0, FIELDS) * WIDTH)[None, :, None, None]
-        codes = (words.reshape(GROUPS, 1, 16, BLOCK_N) >> shift) & MASK
-    else:
-        row = (slice0 // FIELDS) * 16 + tl.arange(0, 16).to(n.dtype)
-        mask = (row < rows)[:, None] & (n < N)[None, :]
-        words = tl.load(w_ptr + (first_row + row)[:, None] * N + n[None, :], mask=mask, other=0)
-        shift = ((tl.arange(0, SLICES) + slice0 % FIELDS) * WIDTH)[:, None, None]
-        codes = (words[None, :, :] >> shift) & MASK
+    """One plane's bits of the codes of SLICES * 16 consecutive k from slice0 on: int32 [SLICES * 16, BLOCK_N]."""
+    words = plane_words(w_ptr, first_row, rows, slice0, n, N, WIDTH, SLICES, BLOCK_N)
+    codes = (words >> field_shifts(WIDTH, SLICES)) & ((1 << WIDTH) - 1)
     return codes.reshape(SLICES * 16, BLOCK_N)
+
+
+@triton.jit
+def load_integers(
+    w_ptr, k0, n, N, K, WIDTH: tl.constexpr, OFFSET: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Values (code - OFFSET) of integers that lie in one plane: fp32 [BLOCK_K, BLOCK_N], taken out of their words in place.
+
+    With p the place of a code in a half of its word, the masked word ORed into the mantissa of 2**23 is 2**23 + code * 2**p, and
+    one multiply-add by 2**-p, exact in each step, leaves the value: two instructions a weight, where shifting the code down
+    first takes four (a shift, a mask, an OR, a subtraction).
+    """
+    SLICES: tl.constexpr = BLOCK_K // 16
+    words = plane_words(w_ptr, 0, plane_rows(K, WIDTH), k0 // 16, n, N, WIDTH, SLICES, BLOCK_N)
+    shift = field_shifts(WIDTH, SLICES)
+    place = shift % 16
+    field = (words >> (shift - place)) & (((1 << WIDTH) - 1) << place)
+    # K > 0 always, but ptxas can't tell: with a second constant it would not merge the AND and the OR into one instruction.
+    exponent = tl.where(K > 0, 0x4B000000, 0)
+    biased = (field | exponent).to(tl.float32, bitcast=True)
+    down = ((127 - place) << 23).to(tl.float32, bitcast=True)
+    bias = ((150 - place) << 23).to(tl.float32, bitcast=True) + OFFSET
+    return tl.fma(biased, tl.broadcast_to(down, biased.shape), tl.broadcast_to(-bias, biased.shape)).reshape(BLOCK_K, BLOCK_N)
 
 
 @triton.jit
