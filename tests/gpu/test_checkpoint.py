@@ -10,7 +10,7 @@ from tests.checkpoint.test_golden import FOLDERS, OPTIONS
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.cpu().contiguous().view(torch.uint8)
+    return tensor.cpu().reshape(-1).clone().view(torch.uint8)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
