@@ -64,7 +64,7 @@ def problem_of(case: Case) -> tuple[Any, Any, Any]:
         spec = spec.replace(out_dtype=case.out_dtype)
     layout = make_layout("hopper", spec, case.n, case.k, facts=Facts())
     problem = Problem(spec=spec, m=case.m, n=case.n, k=case.k, bias=case.bias)
-    plan = Plan(kernel=f"triton.gemm_hopper_{case.kernel}", tile=Tile(**case.tile), multiplies=spec.activation)
+    plan = Plan(kernel=f"gluon.gemm_{case.kernel}", tile=Tile(**case.tile), multiplies=spec.activation)
     return problem, layout, plan
 
 

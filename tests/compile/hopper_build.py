@@ -5,6 +5,7 @@ from unittest import mock
 
 import torch
 
+from hybrid_humming.device import DeviceInfo
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.compile import Compiled
 from hybrid_humming.jit.offline import compiling_for
@@ -23,7 +24,7 @@ def built(kernel: str, line: str, tile: dict, *, m: int = 5, n: int = 192, k: in
     packed = pack(weight_of(spec, n, k), layout)
     entry = next(e for e in catalog.ENTRIES if e.name == kernel)
     problem = Problem(spec=spec, m=m, n=n, k=k, bias=bias)
-    need = entry.workspace(Tile(**tile), problem, layout, catalog.H200)
+    need = entry.workspace(Tile(**tile), problem, layout, DeviceInfo.named("h200"))
     x = torch.zeros(m, k, dtype=WIDE[spec.activation])
     args = GemmArgs(
         x=x, qweight=packed.qweight, scale=packed.scale, zero_point=packed.zero_point, secondary_scale=packed.secondary_scale,

@@ -80,7 +80,9 @@ def stream_shared_bytes(tile: Tile, problem: Problem, layout: PackLayout) -> int
     if spec.has_zero_point:
         zero_bits = 8 if spec.zero_point == "int" else parse_format(str(spec.zero_point)).bits
         zeros = groups_in_row(spec) * tile.block_n * rows * zero_bits // 8
-    return tile.num_stages * (words + x + scales + zeros)
+    # Zero points pass through shared memory on their way from rows to lanes: 64 of 16 bits a warp.
+    exchange = 128 * tile.num_warps if spec.has_zero_point else 0
+    return tile.num_stages * (words + x + scales + zeros) + exchange
 
 
 def registers(tile: Tile) -> int:

@@ -16,7 +16,7 @@ BLOCK_MS = (8, 16, 32, 64)
 THREADS = 512  # threads of one SM that `ctas_per_sm` counts on, 128 registers each
 RESERVED = 1024  # bytes of shared memory that each resident CTA takes beside its own
 
-# Of the cost model below; fitted to 135 timings of int4 g128 x bf16 on an H200 (bench/hopper_check.py), whose root mean
+# Of the cost model below; fitted to 129 timings of int4 g128 x bf16 on an H200 (bench/hopper_check.py), whose root mean
 # square error is 4 %, and whose choice is at most 4 % slower than the best tile that was timed.
 START_US = 3.8  # launch, ramp, the last store
 MEMORY_SHARE = 1.04  # of the listed DRAM bandwidth
