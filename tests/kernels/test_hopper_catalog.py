@@ -85,7 +85,7 @@ def test_a_measured_tile_is_the_choice_and_the_model_agrees_on_its_time(n, k, m)
     _, tile, us = row
     plan = hh.choose_plan(problem, layout, H200)
     assert (plan.source, plan.tile, plan.kernel) == ("tuned", tile, "gluon.gemm_stream")
-    assert abs(STREAM.cost_us(tile, problem, layout, H200) / us - 1) < 0.1
+    assert abs(STREAM.cost_us(tile, problem, layout, H200) / us - 1) < 0.12
 
 
 @pytest.mark.parametrize(("n", "k"), MEASURED)

@@ -9,25 +9,27 @@ from collections.abc import Iterator
 from hybrid_humming.device import DeviceInfo
 from hybrid_humming.plan import Tile
 from hybrid_humming.spec import PackLayout, Problem
-from hybrid_humming.triton_kernels.hopper.plan import COUNTERS, ROW, StreamShape, stream_shape, stream_shared_bytes
+from hybrid_humming.triton_kernels.hopper.plan import COUNTERS, ROW, StreamShape, groups_in_row, stream_shape, stream_shared_bytes
 
 STEPS = (128, 256)  # k that a warp may advance at a time
 BLOCK_MS = (8, 16, 32, 64)
 THREADS = 512  # threads of one SM that `ctas_per_sm` counts on, 128 registers each
 RESERVED = 1024  # bytes of shared memory that each resident CTA takes beside its own
 
-# Of the cost model below; fitted to 129 timings of int4 g128 x bf16 on an H200 (bench/hopper_check.py), whose root mean
-# square error is 4 %, and whose choice is at most 4 % slower than the best tile that was timed.
-START_US = 3.8  # launch, ramp, the last store
+# Of the cost model below; fitted to 165 timings on an H200 of int4 g128 (M = 1 to 128) and mxfp4 (one tile a shape), x bf16:
+# the root mean square error is 5 %, and in every problem with several timings its choice was the fastest.
+START_US = 3.5  # launch, ramp, the last store
 MEMORY_SHARE = 1.04  # of the listed DRAM bandwidth
-LATENCY_US = 0.69  # between asking for bytes and having them, under load
-WARPS_US = 0.48  # for each doubling of the warps that wait for each other
-SLICES_US = 0.08  # for each doubling of the slices that are summed
-SPLIT_US = 0.09  # for each row that is summed over CTAs
-WAVE_US = 0.14  # for each row of x, each further wave
-UNIT_NS, UNIT_ROW_NS, UNIT_STEP_NS = 0.48, 0.20, 0.82  # of one SM for 16x16 weights: decoding; each row of x; each 128 k
-L2_US = 0.0207  # for each MB that the CTAs read of x
-ROUNDNESS = 2.6  # how little the smaller of memory time and SM time adds to the larger
+LATENCY_US = 0.68  # between asking for bytes and having them, under load
+WARPS_US = 0.485  # for each doubling of the warps that wait for each other
+SLICES_US = 0.07  # for each doubling of the slices that are summed
+SPLIT_US = 0.086  # for each row that is summed over CTAs
+WAVE_US = 0.12  # for each row of x, each further wave
+UNIT_NS, UNIT_ROW_NS, UNIT_STEP_NS = 0.33, 0.16, 0.62  # of one SM for 16x16 weights: decoding; each row of x; each 128 k
+UNIT_SCALE_NS = 0.024  # beside it, for each row of x and each group that ends in 128 k
+IDLE = 0.3  # how much longer an SM takes with half the 8 warps that hide its latencies
+L2_US = 0.019  # for each MB that the CTAs read of x
+ROUNDNESS = 1.84  # how little the smaller of memory time and SM time adds to the larger
 
 
 def resident(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) -> int:
@@ -138,11 +140,14 @@ def cost_us(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo
     tiles_m = -(-problem.m // tile.block_m)
     waves = -(-ctas // (held * device.sm_count))
     memory = _memory_us(tile, shape, ctas, held, problem, layout, device) / min(2, tiles_m)
-    per_row = UNIT_NS + UNIT_ROW_NS * tile.block_m + UNIT_STEP_NS * (128 / shape.step - 0.5)
+    per_unit = UNIT_NS + UNIT_ROW_NS * tile.block_m + UNIT_STEP_NS * (128 / shape.step - 0.5)
+    per_unit += UNIT_SCALE_NS * tile.block_m * groups_in_row(problem.spec)
+    warps = tile.num_warps * min(held, -(-ctas // device.sm_count))
+    per_unit *= 1.0 + IDLE * max(0.0, 8 / warps - 1.0)
     units = shape.tiles * (tile.block_n / 16) * shape.rows * (ROW / 16)
     imbalance = -(-ctas // device.sm_count) * device.sm_count / ctas
     x_mb = -(-layout.padded_n // tile.block_n) * problem.m * problem.k * 2e-6
-    busy = units / device.sm_count * imbalance * per_row * 1e-3 + x_mb * L2_US
+    busy = units / device.sm_count * imbalance * per_unit * 1e-3 + x_mb * L2_US
     work = (memory**ROUNDNESS + busy**ROUNDNESS) ** (1 / ROUNDNESS)
     between = WAVE_US * tile.block_m * (waves - 1) / math.sqrt(held)
     split = SPLIT_US * min(problem.m, tile.block_m) * tiles_m if tile.split_k > 1 else 0.0
