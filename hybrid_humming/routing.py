@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from hybrid_humming.errors import ShapeError
+from hybrid_humming.errors import DtypeError, ShapeError
 
 Tensor = torch.Tensor
 Kind = Literal["indexed", "grouped", "masked"]
@@ -37,8 +37,11 @@ class Routing:
     @classmethod
     def indexed(cls, topk_ids: Tensor, num_experts: int, *, block_m: int) -> Routing:
         """Return the routing of tokens in place, slots aligned to blocks of `block_m` rows of one expert."""
+        _check_integers("topk_ids", topk_ids)
         if topk_ids.dim() != 2:
             raise ShapeError(f"topk_ids is {list(topk_ids.shape)}; it must be [tokens, top_k]")
+        if num_experts < 1 or block_m < 1:
+            raise ShapeError(f"num_experts={num_experts}, block_m={block_m}: both must be at least 1")
         flat = topk_ids.reshape(-1).long()
         live = (flat >= 0) & (flat < num_experts)
         key = torch.where(live, flat, num_experts)
@@ -64,6 +67,7 @@ class Routing:
     @classmethod
     def grouped(cls, offsets: Tensor) -> Routing:
         """Return the routing of rows already sorted by expert; `offsets` [E + 1] are prefix sums from 0."""
+        _check_integers("offsets", offsets)
         if offsets.dim() != 1 or offsets.numel() < 2:
             raise ShapeError(f"offsets is {list(offsets.shape)}; it must be [experts + 1]")
         return cls(kind="grouped", num_experts=offsets.numel() - 1, offsets=offsets)
@@ -71,6 +75,13 @@ class Routing:
     @classmethod
     def masked(cls, counts: Tensor) -> Routing:
         """Return the routing of x [E, R, K] of which the first `counts[e]` rows of expert e are live."""
-        if counts.dim() != 1:
-            raise ShapeError(f"counts is {list(counts.shape)}; it must be [experts]")
+        _check_integers("counts", counts)
+        if counts.dim() != 1 or not counts.numel():
+            raise ShapeError(f"counts is {list(counts.shape)}; it must be [experts], at least one")
         return cls(kind="masked", num_experts=counts.numel(), counts=counts)
+
+
+def _check_integers(name: str, tensor: Tensor) -> None:
+    # Values stay unread: looking at them would make the host wait for the GPU.
+    if not isinstance(tensor, Tensor) or tensor.dtype not in (torch.int32, torch.int64):
+        raise DtypeError(f"{name} is {getattr(tensor, 'dtype', type(tensor).__name__)}; it must be an int32 or int64 tensor")

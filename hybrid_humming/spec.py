@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybrid_humming.dtypes import ElementFormat, parse_format
-from hybrid_humming.errors import FormatError, LayoutError, ShapeError, SpecError
+from hybrid_humming.errors import FormatError, LayoutError, ShapeError, SpecError, did_you_mean
 
 ACTIVATION_FORMATS = ("fp16", "bf16", "e4m3", "e5m2", "e3m4", "e2m3", "e3m2", "e2m1", "e0m3", "int8", "int4")
 SCALE_FORMATS = ("bf16", "fp16", "fp32", "e4m3", "e5m2", "e8m0", "e5m3")
@@ -113,13 +113,18 @@ class Spec:
         unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
         if unknown:
             raise SpecError(f"unknown Spec fields in JSON: {', '.join(unknown)}; written by a newer version?")
-        if fields.get("block") is not None:
+        if "weight" not in fields:
+            raise SpecError(f"can't read spec {text[:80]!r}: it names no weight format")
+        if isinstance(fields.get("block"), list):
             fields["block"] = tuple(fields["block"])
         return cls(**fields)
 
     def replace(self, **changes: Any) -> Spec:
         """Return a Spec with the named fields changed; defaults that followed a changed field follow again."""
         fields = dataclasses.asdict(self)
+        for name in changes:
+            if name not in fields:
+                raise SpecError(f"a Spec has no field {name!r}; it has {', '.join(fields)}.{did_you_mean(name, fields)}")
         if "activation" in changes:
             old, new = _default_scale(self.activation), _default_scale(changes["activation"])
             if self.scale == old and "scale" not in changes:
@@ -176,6 +181,8 @@ class Spec:
 
     def check_shape(self, n: int, k: int) -> None:
         """Raise ShapeError unless a weight [n, k] can carry this spec's scales."""
+        if type(n) is not int or type(k) is not int:
+            raise ShapeError(f"weight [{n!r}, {k!r}]: N and K must be integers")
         if n < 1 or k < 1:
             raise ShapeError(f"weight [{n}, {k}]: N and K must be at least 1")
         for what, g in (("group_size", self.group_size), ("activation group_size", self.activation_group_size)):
@@ -223,8 +230,12 @@ class Problem:
     experts: int = 0
 
     def __post_init__(self) -> None:
-        if self.m < 0:
-            raise ShapeError(f"m={self.m}: the number of rows can't be negative")
+        if not isinstance(self.spec, Spec):
+            raise SpecError(f"spec is {type(self.spec).__name__}; a Problem takes a Spec: Spec.parse({self.spec!r})")
+        for name in ("m", "n", "k", "experts"):
+            size = getattr(self, name)
+            if type(size) is not int or size < 0:
+                raise ShapeError(f"{name}={size!r}: must be an integer of at least 0")
         self.spec.check_shape(self.n, self.k)
 
     def __str__(self) -> str:
@@ -275,7 +286,7 @@ class PackLayout:
     @classmethod
     def parse(cls, text: str) -> PackLayout:
         """Return the layout that `str(layout)` printed; raises LayoutError."""
-        match = _LAYOUT.match(text)
+        match = _LAYOUT.match(str(text))
         if match is None:
             raise LayoutError(f"can't read layout {text!r}; expected family.vV:format:NxK:PADNxPADK[:eE]")
         fields: dict[str, Any] = {k: v for k, v in match.groupdict().items() if v is not None}
@@ -300,6 +311,9 @@ def _default_out(activation: str) -> str:
 
 
 def _expand_shorthands(spec: Spec) -> None:
+    for side in ("weight", "activation"):
+        if not isinstance(getattr(spec, side), str | ElementFormat):
+            raise SpecError(f"{side}={getattr(spec, side)!r}: must be the name of an element format, such as 'int4' or 'bf16'")
     if spec.weight in SHORTHANDS:
         fmt, group, scale, secondary = SHORTHANDS[spec.weight]
         if spec.granularity not in (None, "group") or spec.group_size not in (None, group):
@@ -323,7 +337,9 @@ def _fill_defaults(spec: Spec) -> None:
     if spec.granularity is None:
         _set(spec, granularity="group" if spec.group_size else "block" if spec.block else "channel")
     if spec.block is not None:
-        _set(spec, block=(int(spec.block[0]), int(spec.block[1])))
+        if not isinstance(spec.block, tuple | list) or [type(e) for e in spec.block] != [int, int]:
+            raise SpecError(f"block={spec.block!r}: must be two integers, (N, K) such as (128, 128)")
+        _set(spec, block=tuple(spec.block))
     _set(spec, scale=spec.scale or _default_scale(spec.activation))
     if spec.zero_point is True:
         _set(spec, zero_point="int")
@@ -381,6 +397,8 @@ def _check_extent(spec: Spec) -> None:
 
 
 def _check_group(what: str, size: int) -> None:
+    if type(size) is not int:
+        raise SpecError(f"{what}={size!r} is {type(size).__name__}; it must be an integer, a positive multiple of 8")
     if size < 8 or size % 8:
         raise SpecError(f"{what}={size}: must be a positive multiple of 8 (per-channel is 'channel', not -1)")
 

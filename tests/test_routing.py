@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hybrid_humming.errors import ShapeError
+from hybrid_humming.errors import DtypeError, ShapeError
 from hybrid_humming.routing import Routing
 
 
@@ -55,8 +55,19 @@ def test_grouped_and_masked_keep_what_they_are_given():
 
 def test_wrong_shapes_are_refused():
     with pytest.raises(ShapeError, match=r"topk_ids is \[6\]; it must be \[tokens, top_k\]"):
-        Routing.indexed(torch.zeros(6), 2, block_m=4)
+        Routing.indexed(torch.zeros(6).int(), 2, block_m=4)
     with pytest.raises(ShapeError, match=r"offsets is \[1\]; it must be \[experts \+ 1\]"):
-        Routing.grouped(torch.zeros(1))
+        Routing.grouped(torch.zeros(1).int())
     with pytest.raises(ShapeError, match=r"counts is \[2, 2\]; it must be \[experts\]"):
-        Routing.masked(torch.zeros(2, 2))
+        Routing.masked(torch.zeros(2, 2).int())
+
+
+def test_wrong_types_and_sizes_are_refused():
+    with pytest.raises(DtypeError, match=r"topk_ids is torch\.float32; it must be an int32 or int64 tensor"):
+        Routing.indexed(torch.zeros(6, 2), 2, block_m=4)
+    with pytest.raises(DtypeError, match="offsets is list"):
+        Routing.grouped([0, 3])
+    with pytest.raises(ShapeError, match="num_experts=2, block_m=0: both must be at least 1"):
+        Routing.indexed(torch.zeros(6, 2).int(), 2, block_m=0)
+    with pytest.raises(ShapeError, match=r"counts is \[0\]; .* at least one"):
+        Routing.masked(torch.zeros(0).int())

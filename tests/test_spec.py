@@ -246,3 +246,23 @@ def test_broken_layouts_are_refused():
         PackLayout.parse("portable")
     with pytest.raises(LayoutError, match=r"padded size \[8, 64\] is smaller than \[8, 128\]"):
         PackLayout(family="portable", encoding="int4", n=8, k=128, padded_n=8, padded_k=64)
+
+
+@pytest.mark.parametrize(("fields", "text"), [
+    ({"group_size": "128"}, "group_size='128' is str; it must be an integer"),
+    ({"group_size": 128.0}, "group_size=128.0 is float"),
+    ({"block": 5}, "block=5: must be two integers"),
+    ({"block": (128, 128, 3)}, r"block=\(128, 128, 3\): must be two integers"),
+    ({"weight": ["int4"]}, r"weight=\['int4'\]: must be the name of an element format"),
+    ({"activation": None}, "activation=None: must be the name"),
+])  # fmt: skip
+def test_fields_of_the_wrong_type_are_refused(fields, text):
+    with pytest.raises(SpecError, match=text):
+        Spec(**({"weight": "int4"} | fields))
+
+
+def test_unknown_fields_and_empty_json_are_refused():
+    with pytest.raises(SpecError, match=r"no field 'groupsize'.*Did you mean 'group_size'"):
+        Spec.parse("int4 g128 x bf16").replace(groupsize=64)
+    with pytest.raises(SpecError, match="names no weight format"):
+        Spec.from_json("{}")
