@@ -8,6 +8,7 @@ from hybrid_humming import pack as packing
 from hybrid_humming import plan as planning
 from hybrid_humming import reference
 from hybrid_humming.device import DeviceInfo
+from hybrid_humming.errors import DtypeError, PlanError, SpecError
 from hybrid_humming.ops import Options, load_catalogs
 from hybrid_humming.plan import Explanation, Plan
 from hybrid_humming.spec import PackLayout, Problem, Spec
@@ -33,6 +34,8 @@ def pack_weight(
     validate  raise ValueRangeError when a scale is NaN or infinite, or a code out of range; without it a NaN scale makes its
               own group NaN and nothing else
     """
+    if not isinstance(weight, CanonicalWeight):
+        raise DtypeError(f"weight is {type(weight).__name__}; pass a CanonicalWeight, or a float tensor to hh.quantize")
     if validate:
         weight.validate()
     info = DeviceInfo.of(weight.codes.device if device is None else device)
@@ -53,12 +56,15 @@ def pack_weight(
 
 def unpack_weight(qweight: QWeight) -> CanonicalWeight:
     """Return the canonical weight inside `qweight`, equal in every code and scale."""
+    if not isinstance(qweight, QWeight):
+        raise DtypeError(f"qweight is {type(qweight).__name__}; pass the QWeight that hh.quantize or hh.load returned")
     return packing.unpack(qweight)
 
 
 def repack(qweight: QWeight, device: Device, *, layout: str | None = None) -> QWeight:
     """Return the same weight on `device`, in the layout that is best there."""
-    weight = packing.unpack(qweight)
+    weight = unpack_weight(qweight)
+    DeviceInfo.of(device)  # a device that is not there is refused in our words, not torch's
     return pack_weight(weight.to(device) if _is_torch(device) else weight, device=device, layout=layout)  # type: ignore[arg-type]
 
 
@@ -75,7 +81,9 @@ def place(qweight: QWeight, device: Device) -> QWeight:
 
 def dequantize(qweight: QWeight | CanonicalWeight, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the float weight [N, K] or [E, N, K] in `dtype`."""
-    weight = packing.unpack(qweight) if isinstance(qweight, QWeight) else qweight
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise DtypeError(f"dtype={dtype!r}: must be a floating torch dtype, such as torch.float32")
+    weight = qweight if isinstance(qweight, CanonicalWeight) else unpack_weight(qweight)
     return reference.dequantize(weight, dtype)
 
 
@@ -101,6 +109,10 @@ def choose_plan(
     problem: Problem, layout: PackLayout | None = None, device: Device | None = None, *, fallback: str = "allow"
 ) -> Plan:
     """Return the plan that `gemm` would run for `problem` on `device`; `layout` defaults to the one chosen for it."""
+    if not isinstance(problem, Problem):
+        raise PlanError(f"problem is {type(problem).__name__}; pass a Problem(spec=..., m=..., n=..., k=...)")
+    if layout is not None and not isinstance(layout, PackLayout):
+        raise PlanError(f"layout is {type(layout).__name__}; pass a PackLayout: the weight's own, or PackLayout.parse(text)")
     load_catalogs()
     info = DeviceInfo.default() if device is None else DeviceInfo.of(device)
     layout = layout or choose_layout(problem.spec, problem.n, problem.k, info, experts=problem.experts)
@@ -120,7 +132,9 @@ def explain(
 ) -> Explanation:
     """Return what would run and why: kernel, tile, runners-up, each other kernel's reason. Needs no GPU."""
     load_catalogs()
-    parsed, options = Spec.parse(spec), options or Options()  # type: ignore[arg-type]
+    parsed, options = Spec.parse(spec), Options() if options is None else options  # type: ignore[arg-type]
+    if not isinstance(options, Options):
+        raise SpecError(f"options is {type(options).__name__}; pass hh.Options(...)")
     info = DeviceInfo.default() if device is None else DeviceInfo.of(device)
     problem = Problem(
         spec=parsed,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hybrid_humming.errors import DeviceError, DtypeError, ShapeError, SpecError
-from hybrid_humming.ops import Options, check_width, empty_out, run_guarded
+from hybrid_humming.errors import DeviceError, DtypeError, PlanError, ShapeError, SpecError
+from hybrid_humming.ops import Options, check_bias_dtype, check_width, check_x_dtype, check_x_scale, empty_out, run_guarded
 from hybrid_humming.plan import Plan
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import QWeight
@@ -39,7 +39,7 @@ def gemm(
     if not isinstance(qweight, QWeight):
         raise DtypeError(f"qweight is {type(qweight).__name__}; pass the QWeight that hh.quantize or hh.load returned")
     if not torch.compiler.is_compiling():  # there, the fake kernel checks shapes
-        _check_call(x, qweight, spec, bias, x_scale, out, out_dtype)
+        _check_call(x, qweight, spec, bias, x_scale, x_global_scale, out, out_dtype, plan, options)
     transform = qweight.transform
     arguments = (
         x, qweight.qweight, qweight.scale, qweight.zero_point, qweight.secondary_scale, x_scale, x_global_scale, bias,
@@ -79,25 +79,44 @@ def _check_call(
     spec: Spec | str | None,
     bias: Tensor | None,
     x_scale: Tensor | None,
+    x_global_scale: Tensor | None,
     out: Tensor | None,
     out_dtype: torch.dtype | None,
+    plan: Plan | None,
+    options: Options | None,
 ) -> None:
     own, n, k = qweight.spec, qweight.n, qweight.k
     # The usual call, settled with a few comparisons; whatever fails one of them is named below.
     plain = (spec is None or spec is own) and bias is None and out is None and out_dtype is None and x_scale is None
-    fits = x.dtype is qweight.x_dtype and x.device == qweight.device and x.dim() > 0 and x.shape[-1] == k
-    if plain and fits and not qweight.experts:
+    plain = plain and x_global_scale is None and plan is None and options is None
+    plain = plain and type(x) is Tensor and x.dtype is qweight.x_dtype and x.device == qweight.device
+    if plain and x.dim() > 0 and x.shape[-1] == k and x.layout is torch.strided and not qweight.experts:
         return
+    if plan is not None and not isinstance(plan, Plan):
+        raise PlanError(f"plan is {type(plan).__name__}; pass a Plan, such as hh.choose_plan(...).replace(block_m=16)")
+    if options is not None and not isinstance(options, Options):
+        raise SpecError(f"options is {type(options).__name__}; pass hh.Options(...)")
+    tensors = {"x": x, "bias": bias, "x_scale": x_scale, "x_global_scale": x_global_scale, "out": out}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
+            raise DtypeError(f"{name} is {type(tensor).__name__}; it must be a torch tensor")
     if spec is not None and spec is not own and Spec.parse(spec) != own:  # type: ignore[arg-type]
         raise SpecError(f"spec '{spec}' was given, but the weight is packed as '{own}'; pass the weight's own spec, or none")
     if qweight.experts:
         raise ShapeError(f"the weight has {qweight.experts} experts; hh.gemm takes one dense weight [N, K]")
+    if x.layout != torch.strided:
+        raise DtypeError(f"x is {x.layout}; it must be a dense tensor: x.to_dense()")
     if x.dim() < 1:
         raise ShapeError(f"x is a scalar; it must be [..., {k}]")
     if x.device != qweight.device:
         raise DeviceError(f"x is on {x.device}, the weight on {qweight.device}; move one of them")
     check_width(x, own, qweight.layout, own.quantizes_activation and x_scale is not None)
-    _check_x_dtype(x, own, x_scale)
+    check_x_dtype(x, own, x_scale)
+    if own.quantizes_activation:
+        check_x_scale(x, own, qweight.k, x_scale, x_global_scale)
+    elif x_global_scale is not None:
+        raise SpecError(f"x_global_scale was given, but '{own}' has {own.activation} activations, which carry no scale")
+    check_bias_dtype(bias)
     if bias is not None and (tuple(bias.shape) != (n,) or bias.device != x.device):
         raise ShapeError(f"bias is {list(bias.shape)} on {bias.device}; it must be [{n}] on {x.device}")
     wide = (torch.float16, torch.bfloat16, torch.float32)
@@ -111,20 +130,10 @@ def _check_call(
             )
         if out_dtype is not None and out.dtype != out_dtype:
             raise DtypeError(f"out is {out.dtype}, but out_dtype={out_dtype}; give one of them")
-
-
-def _check_x_dtype(x: Tensor, spec: Spec, x_scale: Tensor | None) -> None:
-    if not spec.quantizes_activation:
-        if x_scale is not None:
-            raise SpecError(f"x_scale was given, but '{spec}' has {spec.activation} activations, which carry no scale")
-        if x.dtype != spec.activation_format.torch_storage:
-            raise DtypeError(
-                f"x is {x.dtype}, but '{spec}' multiplies {spec.activation_format.torch_storage}; "
-                f"cast x, or quantize the weight with another activation type (spec.replace(activation=...))"
+        if any(size > 1 and step == 0 for size, step in zip(out.shape, out.stride(), strict=True)):
+            raise ShapeError(
+                f"out {list(out.shape)} has strides {list(out.stride())}: several elements share memory; pass a real tensor"
             )
-        return
-    if x_scale is None:
-        if not x.is_floating_point() or x.element_size() < 2:
-            raise DtypeError(f"x is {x.dtype} without x_scale; pass a float x to have it quantized, or x_scale beside the codes")
-    elif x.dtype != (want := spec.activation_format.torch_storage):
-        raise DtypeError(f"x is {x.dtype} with x_scale; '{spec}' reads {spec.activation} codes stored as {want}")
+        wanted = [t for t in (x, bias, out) if t is not None and t.requires_grad]
+        if wanted and torch.is_grad_enabled():
+            raise SpecError("out= has no gradient, but x, bias or out requires one; leave out= away, or call under torch.no_grad()")

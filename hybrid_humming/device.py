@@ -60,13 +60,20 @@ class DeviceInfo:
             return cls.named(device)
         try:
             device = torch.device(device)
-        except RuntimeError:
+        except (RuntimeError, TypeError):
             return cls.named(str(device))
         if device.type == "cpu":
             return cls.named("cpu")
         if device.type != "cuda":
             raise DeviceError(f"device {device}: only cuda and cpu run here")
-        return _probe(torch.cuda.current_device() if device.index is None else device.index)
+        if not torch.cuda.is_available():
+            raise DeviceError(
+                f"device {device} was asked for, but torch sees no CUDA device; name a GPU to plan for ('h200'), or 'cpu'"
+            )
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if index >= (count := torch.cuda.device_count()):
+            raise DeviceError(f"device cuda:{index} was asked for, but torch sees {count}: cuda:0 to cuda:{count - 1}")
+        return _probe(index)
 
     @classmethod
     def default(cls) -> DeviceInfo:

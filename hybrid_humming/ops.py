@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from hybrid_humming import cpu
 from hybrid_humming.device import DeviceInfo
 from hybrid_humming.dtypes import parse_format
-from hybrid_humming.errors import CompileError, ShapeError, SpecError, did_you_mean
+from hybrid_humming.errors import CompileError, DtypeError, ShapeError, SpecError, did_you_mean
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.launch import load_launcher
 from hybrid_humming.pack import unpack
@@ -29,6 +30,7 @@ from hybrid_humming.weight import InputTransform, QWeight
 
 Tensor = torch.Tensor
 
+_WIDE = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 _ARGUMENTS = (
     "Tensor x, Tensor qweight, Tensor scale, Tensor? zero_point, Tensor? secondary_scale, Tensor? x_scale, "
     "Tensor? x_global_scale, Tensor? bias, Tensor? permutation, Tensor? pre_quant_scale, Tensor? input_scale, "
@@ -230,8 +232,29 @@ def _gemm(x: Tensor, *args: Any) -> Tensor:
 
 
 def _gemm_fake(x: Tensor, *args: Any) -> Tensor:
-    check_width(x, _parse_spec(args[10]), _parse_layout(args[11]), args[4] is not None)
+    _check_traced(x, args)
     return empty_out(x, args[10], args[11], args[-1])
+
+
+def _gemm_out_fake(x: Tensor, *args: Any) -> None:
+    _check_traced(x, args)
+    out, want = args[-1], (*x.shape[:-1], _parse_layout(args[11]).n)
+    if tuple(out.shape) != want:
+        raise ShapeError(f"out is {list(out.shape)}; it must be {list(want)}")
+
+
+def _check_traced(x: Tensor, args: tuple[Any, ...]) -> None:
+    """What the public call checks of an eager call, for one that is being traced."""
+    spec, layout, x_scale, bias = _parse_spec(args[10]), _parse_layout(args[11]), args[4], args[6]
+    if layout.experts:
+        raise ShapeError(f"the weight has {layout.experts} experts; hh.gemm takes one dense weight [N, K]")
+    check_width(x, spec, layout, spec.quantizes_activation and x_scale is not None)
+    check_x_dtype(x, spec, x_scale)
+    if spec.quantizes_activation:
+        check_x_scale(x, spec, layout.k, x_scale, args[5])
+    check_bias_dtype(bias)
+    if bias is not None and tuple(bias.shape) != (layout.n,):
+        raise ShapeError(f"bias is {list(bias.shape)}; it must be [{layout.n}]")
 
 
 def empty_out(x: Tensor, spec: str, layout: str, out_dtype: torch.dtype | None) -> Tensor:
@@ -252,15 +275,67 @@ def check_width(x: Tensor, spec: Spec, layout: PackLayout, quantized: bool) -> N
         )
 
 
+def check_x_dtype(x: Tensor, spec: Spec, x_scale: Tensor | None) -> None:
+    """Raise DtypeError or SpecError unless x has the type that `spec` multiplies, or, with a scale, stores."""
+    if not spec.quantizes_activation:
+        if x_scale is not None:
+            raise SpecError(f"x_scale was given, but '{spec}' has {spec.activation} activations, which carry no scale")
+        if x.dtype != spec.activation_format.torch_storage:
+            raise DtypeError(
+                f"x is {x.dtype}, but '{spec}' multiplies {spec.activation_format.torch_storage}; "
+                f"cast x, or quantize the weight with another activation type (spec.replace(activation=...))"
+            )
+        return
+    if x_scale is None:
+        if not x.is_floating_point() or x.element_size() < 2:
+            raise DtypeError(f"x is {x.dtype} without x_scale; pass a float x to have it quantized, or x_scale beside the codes")
+    elif x.dtype != (want := spec.activation_format.torch_storage):
+        raise DtypeError(f"x is {x.dtype} with x_scale; '{spec}' reads {spec.activation} codes stored as {want}")
+
+
+def check_x_scale(x: Tensor, spec: Spec, k: int, x_scale: Tensor | None, x_global_scale: Tensor | None) -> None:
+    """Raise unless the scales beside quantized x [..., K] have the shape, dtype and device that `spec` reads."""
+    if x_scale is None:
+        if x_global_scale is not None:
+            raise SpecError("x_global_scale was given without x_scale; pass both beside codes, or neither with a float x")
+        return
+    want = parse_format(str(spec.activation_scale)).torch_storage
+    lead, groups = tuple(x.shape[:-1]), k // (spec.activation_group_size or k)
+    rows = math.prod(lead)
+    fits = ((1,),) if spec.activation_granularity == "tensor" else ((rows, groups), (*lead, groups))
+    if tuple(x_scale.shape) not in fits or x_scale.dtype != want or x_scale.device != x.device:
+        shapes = " or ".join(dict.fromkeys(str(list(shape)) for shape in fits))
+        raise ShapeError(
+            f"x_scale is {x_scale.dtype} {list(x_scale.shape)} on {x_scale.device}; "
+            f"'{spec}' with x {list(x.shape)} needs {want} {shapes} on {x.device}"
+        )
+    if (x_global_scale is not None) != (spec.activation_secondary is not None):
+        have = "an" if x_global_scale is not None else "no"
+        raise SpecError(f"{have} x_global_scale was given beside x_scale, but the spec is '{spec}'")
+    if x_global_scale is None:
+        return
+    if tuple(x_global_scale.shape) != (1,) or x_global_scale.dtype != torch.float32 or x_global_scale.device != x.device:
+        raise ShapeError(
+            f"x_global_scale is {x_global_scale.dtype} {list(x_global_scale.shape)} on {x_global_scale.device}; "
+            f"it must be torch.float32 [1] on {x.device}"
+        )
+
+
+def check_bias_dtype(bias: Tensor | None) -> None:
+    """Raise DtypeError unless a bias is a float that kernels read."""
+    if bias is not None and bias.dtype not in _WIDE:
+        raise DtypeError(f"bias is {bias.dtype}; it must be float16, bfloat16 or float32")
+
+
 def _format_name(dtype: torch.dtype) -> str:
-    return {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+    return _WIDE[dtype]
 
 
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("gemm", _gemm, _key)
     _LIBRARY.impl("gemm_out", run_guarded, _key)
 torch.library.register_fake("hybrid_humming::gemm", _gemm_fake, lib=_LIBRARY)
-torch.library.register_fake("hybrid_humming::gemm_out", lambda *args: None, lib=_LIBRARY)
+torch.library.register_fake("hybrid_humming::gemm_out", _gemm_out_fake, lib=_LIBRARY)
 
 
 # ---- gradient for x: dequantize, matmul; straight through the quantization of x ----

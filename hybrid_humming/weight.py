@@ -147,6 +147,10 @@ class QWeight:
         object.__setattr__(self, "x_dtype", wide)  # the one type that x may have; None: x is quantized
         object.__setattr__(self, "prepared", {})  # plans that ran with this weight, kept by the op
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles start without the plans that ran here: those hold this process's compiled kernels and counters.
+        return self.__dict__ | {"prepared": {}}
+
     @property
     def n(self) -> int:
         """Output features (logical)."""

@@ -67,6 +67,8 @@ class Choice:
 @functools.lru_cache(maxsize=4096)
 def survey(problem: Problem, layout: PackLayout, device: DeviceInfo) -> Choice:
     """Return the candidates for `problem`, cheapest first, with each other kernel's reason. M is bucketed."""
+    if (layout.n, layout.k, layout.experts) != (problem.n, problem.k, problem.experts):
+        raise LayoutError(f"layout {layout} holds another weight than {problem} has; choose a layout for this problem")
     problem = problem.replace(m=m_bucket(problem.m))
     candidates, rejections = [], []
     for entry in kernels():
@@ -92,6 +94,8 @@ def choose_plan(problem: Problem, layout: PackLayout, device: DeviceInfo, *, fal
 
     Raises UnsupportedProblem with every kernel's reason, or FallbackRefused.
     """
+    if fallback not in ("allow", "error"):
+        raise PlanError(f"fallback={fallback!r}: allowed are 'allow' and 'error'")
     choice = survey(problem, layout, device)
     problem = choice.problem
     for candidate in choice.candidates:
@@ -126,7 +130,7 @@ def make_plan(candidate: Candidate, problem: Problem, layout: PackLayout, device
 def check_plan(plan: Plan, problem: Problem, layout: PackLayout, device: DeviceInfo) -> Plan:
     """Return a user's plan with what follows from its tile filled in for this M; PlanError names the number that breaks it."""
     entry = kernel(plan.kernel)
-    reason = _reject(entry, problem, layout, device) or entry.check(plan.tile, problem, layout, device)
+    reason = plan.tile.nonsense() or _reject(entry, problem, layout, device) or entry.check(plan.tile, problem, layout, device)
     if reason is not None:
         raise PlanError(f"{plan} can't run {problem} on {device.name}: {reason}")
     multiplies = entry.multiplies(problem, device)

@@ -67,6 +67,17 @@ class Tile:
                 raise PlanError(f"a tile has no field {name!r}; it has {', '.join(names)}.{did_you_mean(name, names)}")
         return dataclasses.replace(self, **changes)
 
+    def nonsense(self) -> str | None:
+        """Return the number that no kernel at all takes, or None; what one kernel can't run, its `check` refuses."""
+        least = dict.fromkeys(
+            ("block_m", "block_n", "block_k", "num_warps", "num_stages", "ctas_per_sm", "split_k", "multicast"), 1
+        )
+        for name, low in (least | {"raster_m": 0}).items():
+            value = getattr(self, name)
+            if type(value) is not int or value < low:
+                return f"{name}={value!r} must be an integer of at least {low}"
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -94,7 +105,10 @@ class Plan:
         """Return a user's plan: names of Plan fields change the plan, names of Tile fields its tile."""
         own = {f.name for f in dataclasses.fields(self)}
         plan_changes = {k: v for k, v in changes.items() if k in own}
-        tile = plan_changes.pop("tile", self.tile).replace(**{k: v for k, v in changes.items() if k not in own})
+        given = plan_changes.pop("tile", self.tile)
+        if not isinstance(given, Tile):
+            raise PlanError(f"tile is {type(given).__name__}; pass a Tile, or its fields by name: plan.replace(block_m=16)")
+        tile = given.replace(**{k: v for k, v in changes.items() if k not in own})
         return dataclasses.replace(self, tile=tile, source=plan_changes.pop("source", "user"), **plan_changes)
 
     def to_json(self) -> str:
@@ -107,9 +121,14 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Return the plan that `to_json` wrote."""
-        fields = json.loads(text)
-        return cls(**(fields | {"tile": Tile().replace(**fields["tile"])}))
+        """Return the plan that `to_json` wrote; raises PlanError for any other text."""
+        try:
+            fields = json.loads(text)
+            return cls(**(fields | {"tile": Tile().replace(**fields["tile"])}))
+        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(f"can't read plan {text[:80]!r}: expected the JSON object that Plan.to_json writes") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 
 from hybrid_humming.dtypes import ElementFormat, code_grid, parse_format
-from hybrid_humming.errors import DtypeError, ShapeError, ValueRangeError
+from hybrid_humming.errors import DeviceError, DtypeError, ShapeError, ValueRangeError
 from hybrid_humming.reference.codes import divide, encode, fit_scale
 from hybrid_humming.reference.dequantize import decode_scale, expand
 from hybrid_humming.spec import Spec
@@ -36,10 +36,15 @@ def quantize(
 
     block_offset  where this weight begins inside the block grid of the tensor that it was cut from (block granularity)
     """
-    if not weight.is_floating_point():
-        raise DtypeError(f"weight is {weight.dtype}; quantize takes a float tensor")
-    if weight.dim() not in (2, 3):
-        raise ShapeError(f"weight is {list(weight.shape)}; quantize takes [N, K] or [E, N, K]")
+    if not isinstance(weight, Tensor) or weight.layout != torch.strided or not weight.is_floating_point():
+        what = type(weight).__name__ if not isinstance(weight, Tensor) else str(weight.dtype)
+        if isinstance(weight, Tensor) and weight.layout != torch.strided:
+            what = f"{weight.layout}, not dense"
+        raise DtypeError(f"weight is {what}; quantize takes a float tensor")
+    if weight.is_meta:
+        raise DeviceError("weight is on meta and holds no values; load it onto cpu or cuda before quantizing")
+    if weight.dim() not in (2, 3) or weight.shape[0] == 0:
+        raise ShapeError(f"weight is {list(weight.shape)}; quantize takes [N, K] or [E, N, K], none of them 0")
     spec.check_shape(weight.shape[-2], weight.shape[-1])
     w = weight.detach().float()
     bad = ~torch.isfinite(w)
