@@ -7,10 +7,11 @@ from typing import TypeVar
 
 import torch
 
+from hybrid_humming import pack as packing
 from hybrid_humming import partition
 from hybrid_humming.api import pack_weight, unpack_weight
 from hybrid_humming.errors import SpecError
-from hybrid_humming.weight import CanonicalWeight, QWeight
+from hybrid_humming.weight import CanonicalWeight, QWeight, scan
 
 Weight = TypeVar("Weight", QWeight, CanonicalWeight)
 
@@ -46,4 +47,11 @@ def _clear(weight: QWeight | CanonicalWeight) -> CanonicalWeight:
 
 
 def _like(origin: Weight, weight: CanonicalWeight) -> Weight:
-    return pack_weight(weight, layout=origin.layout.family) if isinstance(origin, QWeight) else weight
+    if isinstance(origin, CanonicalWeight):
+        return weight
+    family = origin.layout.family
+    if origin.device.type != "cpu":
+        return pack_weight(weight, layout=family)
+    # On the CPU lie weights packed for some GPU too, which the planner would not choose there.
+    layout = packing.make_layout(family, weight.spec, weight.n, weight.k, experts=weight.experts, facts=scan(weight))
+    return packing.pack(weight, layout)

@@ -140,6 +140,13 @@ def by_group(weight: CanonicalWeight, size: int) -> CanonicalWeight:
 
 
 def _secondary_by_row(weight: CanonicalWeight) -> CanonicalWeight:
+    if weight.spec.granularity == "channel":  # a spec has one scale by row: the first becomes a group as long as K
+        if weight.k % 8:
+            raise LayoutError(
+                f"stack along N: channel scales with secondary scales that differ become groups of K={weight.k}, and groups are "
+                "multiples of 8; keep the weights apart"
+            )
+        weight = by_group(weight, weight.k)
     rows = _present(weight.secondary_scale).expand(*weight.codes.shape[:-2], weight.n).contiguous()
     return weight.replace(spec=weight.spec.replace(secondary="channel"), secondary_scale=rows)
 
@@ -148,11 +155,17 @@ def _check_blocks(weights: Sequence[CanonicalWeight], dim: int) -> None:
     spec = weights[0].spec
     if spec.granularity != "block" or spec.block is None:
         return
-    size = spec.block[dim]
+    size, across = spec.block[dim], spec.block[1 - dim]
     for i, weight in enumerate(weights):
+        offsets = [w.block_offset[1 - dim] % across for w in (weights[0], weight)]
+        if offsets[0] != offsets[1]:
+            raise LayoutError(
+                f"stack along {'NK'[dim]}: weight 0 starts {offsets[0]} and weight {i} starts {offsets[1]} inside a block of "
+                f"{across} along {'KN'[dim]}, so their blocks don't line up; keep them apart"
+            )
         length = (weight.n, weight.k)[dim]
         end = (weight.block_offset[dim] + length) % size
-        if (i and weight.block_offset[dim]) or (i < len(weights) - 1 and end):
+        if (i and weight.block_offset[dim] % size) or (i < len(weights) - 1 and end):
             raise LayoutError(
                 f"stack along {'NK'[dim]}: weight {i} ({length} long, offset {weight.block_offset[dim]}) doesn't end on a block of "
                 f"{size}, so the next one's blocks would be cut anew; put it last, or keep it apart"
@@ -238,8 +251,9 @@ def _rows(weight: CanonicalWeight, start: int, end: int) -> CanonicalWeight:
         rows = lambda t: t  # noqa: E731
     offset = weight.block_offset
     if spec.granularity == "block" and spec.block is not None:
-        size, first = spec.block[0], offset[0] + start
-        low, high = first // size, -(-(offset[0] + end) // size)
+        size = spec.block[0]
+        first = offset[0] % size + start
+        low, high = first // size, -(-(first + end - start) // size)
         rows = lambda t: t[..., low:high, :]  # noqa: E731
         offset = (first % size, offset[1])
     return CanonicalWeight(
@@ -262,8 +276,9 @@ def _columns(weight: CanonicalWeight, start: int, end: int) -> CanonicalWeight:
     _check_activation(spec, start, end)
     offset, low, high = weight.block_offset, 0, 1
     if spec.granularity == "block" and spec.block is not None:
-        size, first = spec.block[1], offset[1] + start
-        low, high = first // size, -(-(offset[1] + end) // size)
+        size = spec.block[1]
+        first = offset[1] % size + start
+        low, high = first // size, -(-(first + end - start) // size)
         offset = (offset[0], first % size)
     elif spec.group_size is not None:
         size = math.gcd(spec.group_size, start, end)
