@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 import hybrid_humming as hh
-from hybrid_humming.errors import CheckpointError, CheckpointMismatch, CorruptFile, MissingTensor
+from hybrid_humming.errors import CheckpointError, CheckpointMismatch, CorruptFile, MissingTensor, ShapeError
 from tests.checkpoint.build import GOLDEN, LAYER, changed, golden, stack, write
 from tests.checkpoint.test_golden import FOLDERS, OPTIONS, ROUNDED
 
@@ -79,6 +79,18 @@ def test_the_activation_half_can_be_overruled(folder, activation, line):
 def test_an_overruling_that_static_scales_contradict_is_refused(folder):
     with pytest.raises(CheckpointMismatch, match="activation='mxfp8' was asked for, but the checkpoint has static input scales"):
         hh.load(GOLDEN / folder, activation="mxfp8")
+
+
+def test_an_overruling_that_does_not_fit_a_layer_names_it():
+    with pytest.raises(ShapeError, match=rf"{LAYER} \[32, 64\] as 'int4 g16:fp16 x e4m3 g128 -> fp16': K=64 is not a multiple of"):
+        hh.load(GOLDEN / "gptqmodel-w4-g16-sym-v1", activation="e4m3 g128")
+
+
+def test_weights_stored_packed_can_be_overruled_too(tmp_path):
+    hh.save(tmp_path / "m", hh.load(GOLDEN / "gptqmodel-w4-g16-sym-v1"))
+    qweight, spec = hh.load(tmp_path / "m", activation="mxfp8")[LAYER]
+    assert str(spec) == "int4 g16:fp16 x mxfp8 -> fp16" and qweight.spec == spec
+    assert torch.equal(hh.dequantize(qweight), hh.dequantize(hh.load(GOLDEN / "gptqmodel-w4-g16-sym-v1")[LAYER][0]))
 
 
 def test_an_unknown_layer_is_a_key_error():
