@@ -98,4 +98,5 @@ def _kind(arg: Any) -> Any:
         return arg
     if isinstance(arg, int):
         return arg == 1, arg % 16 == 0, arg.bit_length() > 31
-    return type(arg)
+    box = getattr(arg, "block_shape", None)  # a TMA descriptor
+    return type(arg) if box is None else (type(arg), arg.base.dtype, tuple(box))
