@@ -24,7 +24,7 @@ from hybrid_humming.weight import CanonicalWeight, QWeight
 class Loaded(Mapping[str, tuple[QWeight, Spec]]):
     """Layer name -> (packed weight, its spec). Lazy: a layer is read and packed each time it is asked for; nothing is kept.
 
-    checkpoint  the opened files: `layers`, `rest` (names of the unquantized tensors), `tensor(name)`
+    checkpoint  the opened files: `layers`, `plain`, `rest` (names of the unquantized tensors), `tensor(name)`
     """
 
     def __init__(self, checkpoint: Checkpoint, *, device: Device | None, activation: str | None) -> None:
@@ -99,6 +99,10 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
         """Return what the model does with a layer and no spec says: gpt-oss's expert activation, its clamp and alpha."""
         return self.checkpoint.layer(name).notes
 
+    def plain(self, name: str) -> torch.Tensor:
+        """Return the 16-bit weight [N, K] of a layer that no spec can hold (`checkpoint.plain` lists them)."""
+        return self.checkpoint.plain_weight(name)
+
     def tensor(self, name: str) -> torch.Tensor:
         """Return any stored tensor by its full name, such as a norm."""
         return self.checkpoint.tensor(name)
@@ -128,6 +132,7 @@ def load(
     strict: bool = True,
     validate: bool = True,
     gptq_zero_points: str | None = None,
+    plain: bool = False,
 ) -> Loaded:
     """Return the quantized layers of the checkpoint at `path`: name -> (QWeight, Spec), packed for `device`, lazily.
 
@@ -137,8 +142,9 @@ def load(
     strict            refuse at once if a layer lacks a tensor or anything quantized would stay unread; lists them all
     validate          refuse a layer with NaN or infinite scales, or whose stored hash is another, when it is read
     gptq_zero_points  v1 or v2, for asymmetric GPTQ files that don't say which they are
+    plain             decode layers that no spec can hold (HQQ's axis 0) to 16-bit weights, for `loaded.plain(name)`
     """
-    options = ReadOptions(gptq_zero_points=gptq_zero_points)
+    options = ReadOptions(gptq_zero_points=gptq_zero_points, plain=plain)
     checkpoint = load_canonical(path, strict=strict, validate=validate, options=options)
     return Loaded(checkpoint, device=device, activation=activation)
 

@@ -25,6 +25,7 @@ from hybrid_humming import pack as packing
 from hybrid_humming.checkpoint.config import KEYS, TWINS
 from hybrid_humming.checkpoint.ours import FORMAT_VERSION, METHOD
 from hybrid_humming.checkpoint.writer import Writer
+from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import CheckpointError, DtypeError
 from hybrid_humming.loading import Loaded
 from hybrid_humming.spec import Spec
@@ -108,6 +109,8 @@ def _save(
     if loaded is not None:
         infos = {name: loaded.checkpoint.files[name] for name in loaded.checkpoint.rest}
         others |= {name: (info.torch_dtype, info.read) for name, info in infos.items()}
+        decoded = loaded.checkpoint.plain
+        others |= {_full(name, "weight"): (parse_format(p.dtype).torch_storage, p.read) for name, p in decoded.items()}
     names = [_full(layer, part) for layer in weights for part in PARTS] + [*others, *rest]
     metadata = {"format": "pt", "producer": f"{METHOD} {__version__}"}
     with Writer(path, names, metadata=metadata, shard_bytes=shard_bytes, overwrite=overwrite) as writer:

@@ -22,7 +22,7 @@ from hybrid_humming.checkpoint.compressed_tensors import CompressedTensors
 from hybrid_humming.checkpoint.config import Fields, QuantConfig
 from hybrid_humming.checkpoint.fp8 import FP8
 from hybrid_humming.checkpoint.gptq import GPTQ
-from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer
+from hybrid_humming.checkpoint.registry import Importer, Parts, PlainLayer, ReadOptions, StoredLayer
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod, did_you_mean
 
 PACKINGS = ("auto_gptq", "gptqmodel", "auto_awq", "llm_compressor", "fp8_static")
@@ -60,7 +60,7 @@ class AutoRound(Importer):
         self.extra = config.sub("extra_config") or Fields(where=config.where, fields={})
         self._readers: dict[tuple[tuple[str, Any], ...], Importer] = {}
 
-    def describe(self, name: str, parts: Parts) -> StoredLayer | None:
+    def describe(self, name: str, parts: Parts) -> StoredLayer | PlainLayer | None:
         """Return the layer, or None for a module that is not quantized; raises what `Importer.describe` says."""
         if not any(part in parts for part in ("qweight", "weight_packed", "weight_scale")):
             return None

@@ -14,7 +14,8 @@ from hybrid_humming.checkpoint.registry import ReadOptions
 class LayerReport:
     """One quantized layer, or a module that can't be read.
 
-    spec          its spec line; None if it can't be read
+    spec          its spec line; None if it can't be read, or is decoded to a plain weight
+    plain         fp16 or bf16 where it is decoded (`ReadOptions.plain`), else None
     shape         [N, K], or [E, N, K]
     stored_bytes  its tensors in the files;  packed_bytes: codes, scales and zero points once packed
     reason        why it can't be read, or not completely; None if it can
@@ -26,6 +27,7 @@ class LayerReport:
     stored_bytes: int
     packed_bytes: int
     reason: str | None = None
+    plain: str | None = None
 
     @property
     def supported(self) -> bool:
@@ -52,8 +54,20 @@ def inspect(path: str | Path, *, options: ReadOptions | None = None) -> Sequence
         for name, layer in checkpoint.layers.items()
     ]
     reports += [
+        LayerReport(
+            name=name,
+            spec=None,
+            plain=layer.dtype,
+            shape=(layer.n, layer.k),
+            stored_bytes=layer.stored_bytes,
+            packed_bytes=2 * layer.n * layer.k,
+            reason=reasons[name].reason if name in reasons else None,
+        )
+        for name, layer in checkpoint.plain.items()
+    ]
+    reports += [
         LayerReport(name=name, spec=None, shape=(), stored_bytes=trouble.stored_bytes, packed_bytes=0, reason=trouble.reason)
         for name, trouble in reasons.items()
-        if name not in checkpoint.layers
+        if name not in checkpoint.layers and name not in checkpoint.plain
     ]
     return reports

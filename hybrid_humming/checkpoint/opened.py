@@ -11,7 +11,7 @@ import torch
 from hybrid_humming.checkpoint.config import QuantConfig, read_config
 from hybrid_humming.checkpoint.experts import expert_groups, stack_experts
 from hybrid_humming.checkpoint.files import Files, TensorInfo
-from hybrid_humming.checkpoint.registry import KV_CACHE, TELLTALES, Importer, ReadOptions, StoredLayer, importer
+from hybrid_humming.checkpoint.registry import KV_CACHE, TELLTALES, Importer, PlainLayer, ReadOptions, StoredLayer, importer
 from hybrid_humming.errors import CheckpointError, HybridHummingError, MissingTensor, UnreadTensor, did_you_mean
 from hybrid_humming.spec import Spec
 from hybrid_humming.tag import PART
@@ -39,6 +39,7 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
 
     layers    name -> StoredLayer of every layer that can be read
     troubles  the modules that can't; with strict=True opening raises one error that lists them all
+    plain     name -> PlainLayer of those that were decoded to 16-bit weights because no spec holds them; not among the layers
     rest      names of the tensors that no quantized layer takes (norms, embeddings, KV cache scales), for `tensor`
     """
 
@@ -47,6 +48,7 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
         self.config, self.files = _open(self.path)
         self.validate = validate
         self.layers: dict[str, StoredLayer] = {}
+        self.plain: dict[str, PlainLayer] = {}
         self.troubles: list[Trouble] = []
         self.rest: list[str] = []
         self._describe(importer(self.config, options))
@@ -84,6 +86,14 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
         """Return a layer's spec, from config and headers."""
         return self.layer(name).spec
 
+    def plain_weight(self, name: str) -> torch.Tensor:
+        """Return the 16-bit weight [N, K] of a layer of `plain`; raises MissingTensor (a KeyError) with the nearest name."""
+        if name not in self.plain:
+            raise MissingTensor(
+                f"{self.path} has no plain layer {name!r}; it has {len(self.plain)}.{did_you_mean(name, self.plain)}"
+            )
+        return self.plain[name].read()
+
     def expert_groups(self) -> dict[str, tuple[str, ...]]:
         """Return group -> names of its experts' layers in order: `experts.gate_proj` -> (`experts.0.gate_proj`, ...)."""
         return expert_groups(self.layers)
@@ -113,8 +123,14 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
             if stored is None:
                 self._skip(name, parts)
             else:
-                self.layers[name] = stored
+                if isinstance(stored, PlainLayer):
+                    self.plain[name] = stored
+                    self.rest += [parts[part].name for part in sorted(set(parts) & set(reader.bias_parts))]
+                else:
+                    self.layers[name] = stored
                 beside = set(parts) - set(stored.parts)
+                if isinstance(stored, PlainLayer):
+                    beside -= set(reader.bias_parts)
                 self.rest += [parts[part].name for part in sorted(beside & KV_CACHE)]
                 unknown = sorted(beside - KV_CACHE)
                 if unknown:
@@ -136,7 +152,7 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
 
     def _refuse(self) -> None:
         if not self.troubles:
-            if not self.layers:
+            if not self.layers and not self.plain:
                 raise CheckpointError(
                     f"{self.path}: {self.config.source} says {self.config.method!r}, but none of its {len(self.files)} tensors "
                     "belongs to a quantized layer; are these the right files?"

@@ -72,9 +72,11 @@ class ReadOptions:
     """What a user can say that the files don't.
 
     gptq_zero_points  v1 (stored minus one) or v2 (stored as they are); None: as the files say, refused where they don't
+    plain             decode layers that no spec can hold (HQQ's axis 0) to 16-bit weights; False: they are refused
     """
 
     gptq_zero_points: str | None = None
+    plain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,32 @@ class StoredLayer:
         return tensors
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlainLayer:
+    """One layer whose values no spec can hold: decoded to an ordinary weight, where that was asked for.
+
+    dtype   fp16 or bf16
+    parts   part -> header of each tensor that `decode` takes; a bias stays an ordinary tensor of the module
+    decode  part -> tensor in, weight [N, K] out
+    """
+
+    name: str
+    dtype: str
+    n: int
+    k: int
+    parts: Parts
+    decode: Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of its tensors in the files."""
+        return sum(info.nbytes for info in self.parts.values())
+
+    def read(self) -> torch.Tensor:
+        """Read the tensors and return the weight [N, K], each value rounded once to `dtype`."""
+        return self.decode({part: info.read() for part, info in self.parts.items()})
+
+
 class Importer:
     """Base of all importers. `describe` is what a format has to write; the rest has defaults.
 
@@ -158,7 +186,7 @@ class Importer:
         module, _, part = tensor.rpartition(".")
         return module, part
 
-    def describe(self, name: str, parts: Parts) -> StoredLayer | None:
+    def describe(self, name: str, parts: Parts) -> StoredLayer | PlainLayer | None:
         """Return the layer stored in module `name`, or None if the module is not quantized.
 
         Raises MissingTensor, CheckpointMismatch, SpecError or UnknownQuantMethod with what is wrong with this one.

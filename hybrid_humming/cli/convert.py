@@ -18,6 +18,7 @@ def convert(
     canonical: Annotated[bool, typer.Option("--canonical", help="Write one code a byte, which every version reads.")] = False,
     activation: Annotated[str | None, typer.Option(help="The activation half to serve with: mxfp8, 'e4m3 token' ...")] = None,
     gptq_zero_points: Annotated[str | None, typer.Option(help="v1 or v2, for GPTQ files that don't say which.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Write layers that no spec holds (HQQ axis 0) as 16-bit weights.")] = False,
     readers: Annotated[int, typer.Option(help="Threads that read and pack ahead; each holds a layer.")] = 2,
     shard_gb: Annotated[float, typer.Option(help="Begin a new file where one would grow beyond this.")] = 5.0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what OUT holds.")] = False,
@@ -33,7 +34,7 @@ def convert(
     from hybrid_humming.saving import convert as convert_loaded
 
     device = hh.DeviceInfo.named(named_device(arch)) if arch else None
-    loaded = hh.load(path, device=device, activation=activation, gptq_zero_points=gptq_zero_points)
+    loaded = hh.load(path, device=device, activation=activation, gptq_zero_points=gptq_zero_points, plain=plain)
     convert_loaded(loaded, out, canonical=canonical, readers=readers, max_shard_bytes=int(shard_gb * 1e9), overwrite=overwrite)
     stored = sum(file.stat().st_size for file in ([out] if out.is_file() else out.glob("*.safetensors")))
     print(f"{len(loaded)} layers written to {out}, {stored / 1e9:.3g} GB")

@@ -28,6 +28,7 @@ def inspect(
         typer.Option("--arch", "--device", help="Say what would run there: a name (h200, b300 ...) or sm90 ..."),
     ] = None,
     gptq_zero_points: Annotated[str | None, typer.Option(help="v1 or v2, for GPTQ files that don't say which.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Count layers that no spec holds (HQQ axis 0) as 16-bit weights.")] = False,
 ) -> None:
     """List the quantized layers of a checkpoint: spec line, shape, bytes, and why if one can't be read.
 
@@ -38,7 +39,7 @@ def inspect(
     from hybrid_humming.checkpoint import ReadOptions
     from hybrid_humming.checkpoint import inspect as inspect_checkpoint
 
-    reports = inspect_checkpoint(path, options=ReadOptions(gptq_zero_points=gptq_zero_points))
+    reports = inspect_checkpoint(path, options=ReadOptions(gptq_zero_points=gptq_zero_points, plain=plain))
     runs = would_run(reports, arch) if arch else []
     if as_json:
         rows = [as_row(report) for report in reports]
@@ -123,8 +124,9 @@ def show(reports: Sequence[LayerReport]) -> None:
     rows = [("layer", "spec", "shape", "stored", "packed", "")]
     for report in reports:
         shape = "x".join(map(str, report.shape)) or "?"
-        packed = _size(report.packed_bytes) if report.spec else "?"
-        rows.append((report.name, report.spec or "?", shape, _size(report.stored_bytes), packed, report.reason or "ok"))
+        spec = report.spec or (f"plain {report.plain}" if report.plain else None)
+        packed = _size(report.packed_bytes) if spec else "?"
+        rows.append((report.name, spec or "?", shape, _size(report.stored_bytes), packed, report.reason or "ok"))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     for i, row in enumerate(rows):
         cells = [cell.rjust(w) if 2 <= j <= 4 else cell.ljust(w) for j, (cell, w) in enumerate(zip(row[:5], widths, strict=True))]

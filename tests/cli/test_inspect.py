@@ -25,6 +25,7 @@ def test_json_holds_what_the_table_shows(capsys):
             "stored_bytes": 32 * 64 // 2 + 4 * 32 * 2 + 4 * 32 // 2 + 64 * 4,
             "packed_bytes": 32 * 64 // 2 + 4 * 32 * 2,
             "reason": None,
+            "plain": None,
             "supported": True,
         }
     ]
