@@ -143,8 +143,8 @@ def parse_format(name: str | ElementFormat) -> ElementFormat:
     return found
 
 
-def from_torch(dtype: torch.dtype) -> ElementFormat:
-    """Return the format that a torch dtype stores; raises FormatError for a dtype that stores none."""
+def from_torch(dtype: torch.dtype | str) -> ElementFormat:
+    """Return the format that a torch dtype, or one of that name, stores; raises FormatError for a dtype that stores none."""
     table = {t: n for n, t in _TORCH_STORAGE.items()} | {"uint8": "uint8"}
     short = str(dtype).removeprefix("torch.")
     if short not in table:

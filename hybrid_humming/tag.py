@@ -17,13 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from hybrid_humming.errors import LayoutError
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import PackLayout, Spec
 from hybrid_humming.weight import CanonicalWeight, QWeight
 
-Tensor = torch.Tensor
 PART = "quantization"
 CANONICAL = "canonical"
 

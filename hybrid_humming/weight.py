@@ -16,13 +16,10 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import DtypeError, LayoutError, ShapeError, ValueRangeError
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import PackLayout, Spec
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -187,7 +184,7 @@ class QWeight:
         if self.transform is not None:
             found["pre_quant_scale"] = self.transform.pre_quant_scale
             found["permutation"] = self.transform.permutation
-        return {name: t for name, t in found.items() if isinstance(t, Tensor)}
+        return {name: t for name, t in found.items() if isinstance(t, torch.Tensor)}
 
     def to(self, device: torch.device | str) -> QWeight:
         """Return the weight on `device`, bytes and layout unchanged (`hh.repack` chooses the layout anew)."""
@@ -298,6 +295,6 @@ def _move_fields(value: Any, device: torch.device | str) -> Any:
     moved = {
         f.name: getattr(value, f.name).to(device)
         for f in dataclasses.fields(value)
-        if isinstance(getattr(value, f.name), Tensor | InputTransform)
+        if isinstance(getattr(value, f.name), torch.Tensor | InputTransform)
     }
     return dataclasses.replace(value, **moved)

@@ -9,13 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
 from hybrid_humming.errors import CheckpointMismatch
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight, InputTransform
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

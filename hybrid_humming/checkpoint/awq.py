@@ -15,17 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from hybrid_humming.checkpoint.bits import stream_words, unpack_lanes, unpack_stream
 from hybrid_humming.checkpoint.common import FLOATS, check_bias, float_format, model_format
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod, did_you_mean
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
-
-Tensor = torch.Tensor
 
 # The lane that holds the i-th column of a word, by bits.
 LANES = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}

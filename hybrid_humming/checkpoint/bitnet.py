@@ -13,19 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from hybrid_humming.checkpoint.common import FLOATS, check_bias, matrix, model_format, refuse_excluded
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
 
-Tensor = torch.Tensor
 CLASSES = ("bitlinear", "autobitlinear")
 # Code of e0m1 (sign, magnitude) for value + 1 = 0, 1, 2.
-CODES = torch.tensor([3, 0, 1, 0], dtype=torch.uint8)
+CODES = (3, 0, 1, 0)
 
 
 class BitNet(Importer):
@@ -83,4 +81,4 @@ def ternary_codes(name: str, weight: Tensor, packed: bool) -> Tensor:
         raise CheckpointMismatch(
             f"{name}: weight[{row}, {column}] is {float(plus_one[row, column]) - 1:g}; ternary weights are -1, 0 or 1"
         )
-    return CODES.to(weight.device)[plus_one.long()]
+    return torch.tensor(CODES, dtype=torch.uint8, device=weight.device)[plus_one.long()]

@@ -6,11 +6,8 @@ lanes    32 // b codes a word, low bits first; the top bits of a word are unused
 
 from __future__ import annotations
 
-import torch
-
 from hybrid_humming.errors import ShapeError
-
-Tensor = torch.Tensor
+from hybrid_humming.lazy import Tensor, torch
 
 
 def stream_words(count: int, bits: int) -> int:

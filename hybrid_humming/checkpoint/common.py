@@ -6,16 +6,14 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping
 
-import torch
-
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.files import TensorInfo
 from hybrid_humming.checkpoint.registry import Parts, expect
 from hybrid_humming.dtypes import from_torch
 from hybrid_humming.errors import CheckpointMismatch
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 
-Tensor = torch.Tensor
 FLOATS = ("F16", "BF16", "F32")
 
 
@@ -24,7 +22,7 @@ def float_format(name: str, info: TensorInfo) -> str:
     if info.dtype not in FLOATS:
         part = info.name.rpartition(".")[2]
         raise CheckpointMismatch(f"{name}: {part} is {info}, expected one of {', '.join(FLOATS)}")
-    return from_torch(info.torch_dtype).name
+    return from_torch(info.torch_name).name
 
 
 def model_format(config: QuantConfig, stored: str | None = None) -> str:

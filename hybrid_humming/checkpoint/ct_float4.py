@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from hybrid_humming.checkpoint.bits import unpack_nibbles, unpack_stream
 from hybrid_humming.checkpoint.ct_scheme import Scheme, activation_fields, check_scale, static_input, static_parts
 from hybrid_humming.checkpoint.registry import Parts, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
 
-Tensor = torch.Tensor
 # format -> shorthand, bits, group size, dtypes of weight_scale
 LAYOUTS = {
     "nvfp4-pack-quantized": ("nvfp4", 4, 16, ("F8_E4M3",)),

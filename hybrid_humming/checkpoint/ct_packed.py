@@ -15,17 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from hybrid_humming.checkpoint.act_order import group_order, reorder
 from hybrid_humming.checkpoint.bits import lane_words, stream_words, unpack_lanes, unpack_stream
 from hybrid_humming.checkpoint.ct_scheme import SCALES, Scheme, check_scale, integer_spec, static_input, static_parts
 from hybrid_humming.checkpoint.registry import Parts, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
-
-Tensor = torch.Tensor
 
 
 def describe(name: str, parts: Parts, scheme: Scheme, activation: str | None) -> StoredLayer:
@@ -87,7 +84,7 @@ def _logical_shape(name: str, parts: Parts) -> tuple[int, int]:
     if packed.dtype != "I32" or len(packed.shape) != 2:
         raise CheckpointMismatch(f"{name}: weight_packed is {packed}, expected I32 [N, words]")
     expect(name, info, ("I64", "I32"), (2,), "(N, K)")
-    n, k = (int(size) for size in info.read())
+    n, k = info.integers()
     if n != packed.shape[0]:
         raise CheckpointMismatch(f"{name}: weight_packed has {packed.shape[0]} rows, but weight_shape says [{n}, {k}]")
     return n, k

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from hybrid_humming.checkpoint.ct_scheme import (
     SCALES,
     Scheme,
@@ -25,10 +23,10 @@ from hybrid_humming.checkpoint.ct_scheme import (
 )
 from hybrid_humming.checkpoint.registry import Parts, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
 
-Tensor = torch.Tensor
 STRATEGIES = ("tensor", "channel", "group", "block")
 
 

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from hybrid_humming.checkpoint.config import Fields, QuantConfig
 from hybrid_humming.checkpoint.registry import Parts, expect, require
 from hybrid_humming.checkpoint.rules import best_target, names
 from hybrid_humming.dtypes import from_torch
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
+from hybrid_humming.lazy import torch
 from hybrid_humming.spec import Spec
 
 FORMATS = {("int", b): f"int{b}" for b in range(1, 9)} | {("float", 8): "e4m3", ("float", 6): "e2m3", ("float", 4): "e2m1"}
@@ -119,7 +118,7 @@ def stored_scale(name: str, parts: Parts) -> str:
     scale = parts["weight_scale"]
     if scale.dtype not in SCALES:
         raise CheckpointMismatch(f"{name}: weight_scale is {scale}, expected one of {', '.join(SCALES)}")
-    return from_torch(scale.torch_dtype).name
+    return from_torch(scale.torch_name).name
 
 
 def integer_spec(name: str, parts: Parts, scheme: Scheme, activation: str | None) -> Spec:

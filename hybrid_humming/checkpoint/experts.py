@@ -9,12 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-import torch
-
 from hybrid_humming.errors import CheckpointMismatch, LayoutError
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.weight import CanonicalWeight, InputTransform
 
-Tensor = torch.Tensor
 _EXPERT = re.compile(r"(?P<before>.*\bexperts)\.(?P<index>\d+)\.(?P<after>.+)$")
 _STACKED = ("codes", "scale", "zero_point", "secondary_scale", "input_scale", "bias")
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hybrid_humming.errors import CheckpointError, CheckpointMismatch, CorruptFile, DtypeError, MissingTensor, did_you_mean
+from hybrid_humming.lazy import torch
 
 # Safetensors dtype name -> torch dtype name.
 DTYPES = {
@@ -39,6 +39,7 @@ DTYPES = {
     "F8_E5M2": "float8_e5m2",
     "F8_E8M0": "float8_e8m0fnu",
 }
+INTEGERS = {"I8": "b", "U8": "B", "I16": "h", "U16": "H", "I32": "i", "U32": "I", "I64": "q", "U64": "Q"}  # codes of `struct`
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 INDEX = "model.safetensors.index.json"
 
@@ -63,12 +64,32 @@ class TensorInfo:
         return math.prod(self.shape)
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        """The torch dtype; raises DtypeError for one that torch lacks."""
+    def torch_name(self) -> str:
+        """The torch dtype's name; raises DtypeError for one that torch lacks."""
         if self.dtype not in DTYPES:
             raise DtypeError(f"{self.name} in {self.file.name} is {self.dtype}; readable are {', '.join(DTYPES)}")
-        dtype: torch.dtype = getattr(torch, DTYPES[self.dtype])
+        return DTYPES[self.dtype]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The torch dtype; raises DtypeError for one that torch lacks."""
+        dtype: torch.dtype = getattr(torch, self.torch_name)
         return dtype
+
+    def read_bytes(self) -> bytes:
+        """Return the stored bytes; for small tensors that describe others."""
+        raw = bytearray(self.nbytes)
+        if raw:
+            with self.file.open("rb", buffering=0) as stream:
+                stream.seek(self.start)
+                _fill(stream, memoryview(raw), self)
+        return bytes(raw)
+
+    def integers(self) -> list[int]:
+        """Return the elements of a small integer tensor, in order."""
+        if self.dtype not in INTEGERS:
+            raise CheckpointMismatch(f"{self.name} is {self}; integers are expected")
+        return list(struct.unpack(f"<{self.numel}{INTEGERS[self.dtype]}", self.read_bytes()))
 
     def read(self) -> torch.Tensor:
         """Return the tensor, freshly allocated; raises CorruptFile if the file has become shorter."""
@@ -148,7 +169,7 @@ def _entry(name: str, entry: dict[str, Any], file: Path, data_start: int, size: 
     if end < start or min(shape, default=1) < 0:
         raise CorruptFile(f"{file}: {name} has shape {list(shape)} and bytes {start}..{end}; the header is damaged")
     if dtype in DTYPES:
-        want = math.prod(shape) * getattr(torch, DTYPES[dtype]).itemsize
+        want = math.prod(shape) * _item_bytes(dtype)
         if want != end - start:
             raise CorruptFile(f"{file}: {name} {dtype} {list(shape)} takes {want} bytes, but the header gives it {end - start}")
     if data_start + end > size:
@@ -157,6 +178,11 @@ def _entry(name: str, entry: dict[str, Any], file: Path, data_start: int, size: 
             f"truncated by at least {data_start + end - size} bytes; download it again"
         )
     return TensorInfo(name=name, dtype=dtype, shape=shape, file=file, start=data_start + start, nbytes=end - start)
+
+
+def _item_bytes(dtype: str) -> int:
+    """Bytes of one element: its name begins with its bits."""
+    return 1 if dtype == "BOOL" else int(dtype.partition("_")[0].lstrip("BFIU")) // 8
 
 
 def _collect(path: Path) -> dict[str, TensorInfo]:

@@ -18,8 +18,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from hybrid_humming.checkpoint.bits import unpack_nibbles
 from hybrid_humming.checkpoint.common import (
     FLOATS,
@@ -36,10 +34,10 @@ from hybrid_humming.checkpoint.common import (
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, pick, require
 from hybrid_humming.errors import CheckpointMismatch, MissingTensor, UnknownQuantMethod
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
 
-Tensor = torch.Tensor
 log = logging.getLogger("hybrid_humming")
 
 WEIGHTS = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}

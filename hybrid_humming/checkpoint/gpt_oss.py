@@ -17,17 +17,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from hybrid_humming.checkpoint.bits import unpack_nibbles
 from hybrid_humming.checkpoint.common import as_e8m0, check_bias, model_format
 from hybrid_humming.checkpoint.config import Fields
 from hybrid_humming.checkpoint.registry import Importer, Parts, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
 
-Tensor = torch.Tensor
 ALPHA = 1.702
 CLAMP = 7.0
 PROJECTIONS = ("gate_up_proj", "down_proj")

@@ -21,8 +21,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from hybrid_humming.checkpoint.act_order import group_order, reorder
 from hybrid_humming.checkpoint.bits import stream_words, unpack_stream
 from hybrid_humming.checkpoint.config import Fields, QuantConfig
@@ -31,10 +29,10 @@ from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, Sto
 from hybrid_humming.checkpoint.rules import dynamic_override
 from hybrid_humming.dtypes import from_torch
 from hybrid_humming.errors import AmbiguousCheckpoint, CheckpointMismatch, UnknownQuantMethod, did_you_mean
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
 
-Tensor = torch.Tensor
 log = logging.getLogger("hybrid_humming")
 
 ZERO_POINTS = {"gptq": "v1", "gptq_v2": "v2"}
@@ -125,7 +123,7 @@ class GPTQ(Importer):
             raise CheckpointMismatch(f"{name}: scales are {scales}, expected one of {', '.join(SCALES)}")
         if rule.group_size < -1 or rule.group_size == 0:
             raise CheckpointMismatch(f"{name}: group_size {rule.group_size} in {self.config.source}; allowed are -1 and sizes > 0")
-        scale = from_torch(scales.torch_dtype).name
+        scale = from_torch(scales.torch_name).name
         activation = self.config.activation or (scale if scale in ("fp16", "bf16") else "bf16")
         group = None if rule.group_size == -1 or rule.group_size >= k else rule.group_size
         weight = f"int{rule.bits}" if rule.sym else f"uint{rule.bits}"

@@ -20,17 +20,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from hybrid_humming.checkpoint.common import FLOATS, check_bias, float_format, model_format
 from hybrid_humming.checkpoint.files import TensorInfo
 from hybrid_humming.checkpoint.registry import Importer, Parts, PlainLayer, StoredLayer, expect, require
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
 
-Tensor = torch.Tensor
 # bits -> (codes a word, bits of a word)
 WORDS = {1: (8, 8), 2: (4, 8), 3: (10, 32), 4: (2, 8), 8: (1, 8)}
 # What HQQLinear stores beside its weight and what says nothing about the weight's values.
@@ -157,7 +155,7 @@ def _sizes(name: str, parts: Parts) -> Packed:
     """Return the sizes from the small tensors beside W_q (a few bytes, read while describing)."""
     if parts["shape"].shape != (2,):
         raise CheckpointMismatch(f"{name}: shape is {parts['shape']}, expected (N, K)")
-    n, k = (int(size) for size in parts["shape"].read())
+    n, k = parts["shape"].integers()
     if n < 1 or k < 1:
         raise CheckpointMismatch(f"{name}: shape says [{n}, {k}]; N and K must be at least 1")
     bits, axis = _integer(name, parts["nbits"]), _integer(name, parts["axis"])
@@ -188,4 +186,4 @@ def _check(name: str, parts: Parts, sizes: Packed) -> None:
 def _integer(name: str, info: TensorInfo) -> int:
     if info.numel != 1:
         raise CheckpointMismatch(f"{name}: {info.name.rpartition('.')[2]} is {info}; one integer is expected")
-    return int(info.read().reshape(-1)[0])
+    return info.integers()[0]

@@ -24,8 +24,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from hybrid_humming.checkpoint.bits import unpack_nibbles
 from hybrid_humming.checkpoint.common import (
     FLOATS,
@@ -43,10 +41,9 @@ from hybrid_humming.checkpoint.common import (
 from hybrid_humming.checkpoint.config import Fields, QuantConfig
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod, did_you_mean
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight, InputTransform
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import torch
-
 from hybrid_humming.checkpoint.config import QuantConfig, read_config
 from hybrid_humming.checkpoint.experts import expert_groups, stack_experts
 from hybrid_humming.checkpoint.files import Files, TensorInfo
 from hybrid_humming.checkpoint.registry import KV_CACHE, TELLTALES, Importer, PlainLayer, ReadOptions, StoredLayer, importer
 from hybrid_humming.errors import CheckpointError, HybridHummingError, MissingTensor, UnreadTensor, did_you_mean
+from hybrid_humming.lazy import torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.tag import PART
 from hybrid_humming.weight import CanonicalWeight

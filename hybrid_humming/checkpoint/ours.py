@@ -13,17 +13,16 @@ import json
 from collections.abc import Mapping
 from functools import partial
 
-import torch
-
 from hybrid_humming import __version__
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, pick, require
 from hybrid_humming.errors import CheckpointError, CheckpointMismatch, CorruptFile, LayoutError, UnknownQuantMethod
+from hybrid_humming.lazy import Tensor
 from hybrid_humming.spec import PackLayout
 from hybrid_humming.tag import PART, Tag
 from hybrid_humming.weight import CanonicalWeight, InputTransform, QWeight
 
-Tensors = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, Tensor]
 METHOD = "hybrid_humming"
 FORMAT_VERSION = 1
 READABLE = {"portable": 1, "hopper": 1}
@@ -46,7 +45,10 @@ class Ours(Importer):
         """Return the layer that the module's tag describes; None without a tag."""
         if PART not in parts:
             return None
-        tag = Tag.from_tensor(parts[PART].read())
+        stored = parts[PART]
+        if stored.dtype != "U8" or len(stored.shape) != 1:
+            raise LayoutError(f"{name}: the tensor {PART!r} is {stored}; the tag of a weight is U8 [length]")
+        tag = Tag.parse(stored.read_bytes().decode(errors="replace"))
         needed = ["codes" if tag.layout is None else "qweight", "scale"]
         needed += ["zero_point"] if tag.spec.has_zero_point else []
         needed += ["secondary_scale"] if tag.spec.secondary else []

@@ -20,8 +20,6 @@ import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from hybrid_humming.checkpoint.bits import unpack_lanes, unpack_nibbles, unpack_stream
 from hybrid_humming.checkpoint.common import (
     FLOATS,
@@ -39,10 +37,10 @@ from hybrid_humming.checkpoint.config import Fields, QuantConfig
 from hybrid_humming.checkpoint.quark_scheme import Scheme, read_scheme
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
 
-Tensor = torch.Tensor
 REORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 STORED = {
     **{"fp4": "U8", "fp6_e2m3": "U8", "fp6_e3m2": "U8", "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2"},

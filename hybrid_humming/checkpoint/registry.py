@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar
 
-import torch
-
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.files import TensorInfo
 from hybrid_humming.errors import CheckpointMismatch, MissingTensor, UnknownQuantMethod, did_you_mean
+from hybrid_humming.lazy import Tensor
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight, QWeight
 
@@ -64,7 +63,7 @@ KV_CACHE = frozenset(
 )
 
 Parts = Mapping[str, TensorInfo]
-Convert = Callable[[Mapping[str, torch.Tensor]], CanonicalWeight]
+Convert = Callable[[Mapping[str, Tensor]], CanonicalWeight]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +99,9 @@ class StoredLayer:
     parts: Parts
     convert: Convert
     notes: Mapping[str, Any] = field(default_factory=dict)
-    arrange_bias: Callable[[torch.Tensor], torch.Tensor] | None = None
-    packed: Callable[[Mapping[str, torch.Tensor]], QWeight] | None = None
-    verify: Callable[[Mapping[str, torch.Tensor]], None] | None = None
+    arrange_bias: Callable[[Tensor], Tensor] | None = None
+    packed: Callable[[Mapping[str, Tensor]], QWeight] | None = None
+    verify: Callable[[Mapping[str, Tensor]], None] | None = None
 
     @property
     def stored_bytes(self) -> int:
@@ -119,7 +118,7 @@ class StoredLayer:
         """[N, K], or [E, N, K] with experts."""
         return (self.experts, self.n, self.k) if self.experts else (self.n, self.k)
 
-    def read_bias(self) -> torch.Tensor | None:
+    def read_bias(self) -> Tensor | None:
         """Return the bias [N] or [E, N] in the order of the weight's rows, or None."""
         if "bias" not in self.parts:
             return None
@@ -135,7 +134,7 @@ class StoredLayer:
         assert self.packed is not None
         return self.packed(self._tensors(validate))
 
-    def _tensors(self, validate: bool) -> dict[str, torch.Tensor]:
+    def _tensors(self, validate: bool) -> dict[str, Tensor]:
         tensors = {part: info.read() for part, info in self.parts.items()}
         if validate and self.verify is not None:
             self.verify(tensors)
@@ -156,14 +155,14 @@ class PlainLayer:
     n: int
     k: int
     parts: Parts
-    decode: Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
+    decode: Callable[[Mapping[str, Tensor]], Tensor]
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of its tensors in the files."""
         return sum(info.nbytes for info in self.parts.values())
 
-    def read(self) -> torch.Tensor:
+    def read(self) -> Tensor:
         """Read the tensors and return the weight [N, K], each value rounded once to `dtype`."""
         return self.decode({part: info.read() for part, info in self.parts.items()})
 

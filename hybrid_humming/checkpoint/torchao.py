@@ -13,16 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from hybrid_humming.checkpoint.common import FLOATS, check_bias, check_numel, float_format, matrix, model_format, signed_codes
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod, did_you_mean
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
 
-Tensor = torch.Tensor
 # quant_type -> (weight format, activation format or None for the model's 16 bits)
 TYPES: dict[str, tuple[str, str | None]] = {
     "Int8WeightOnlyConfig": ("int8", None),
