@@ -206,6 +206,7 @@ def without_gpu(specs: list[str], model: minilm.MiniLM, seen: dict, console: Con
     table = table_of(("spec", "kernel and tile"), ("M", "N", "K", "registers", "spilled", "shared KB", "seconds"))
     linear = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
     problems = dict.fromkeys((spec, m_bucket(len(seen[name][0])), *layer.weight.shape) for spec in specs for name, layer in linear)
+    console.print(f"No GPU here. Compiling {len(problems)} distinct problems for an H200, without a cache: some seconds\n")
     with progress(console) as bar:
         task = bar.add_task("compiling for an H200", total=len(problems))
         for spec, m, n, k in problems:
@@ -216,7 +217,12 @@ def without_gpu(specs: list[str], model: minilm.MiniLM, seen: dict, console: Con
                 "+".join(f"{c.shared_bytes / 1e3:.0f}" for c in compiled), f"{seconds:.2f}",
             )  # fmt: skip
             bar.advance(task)
-    console.print("No GPU here. Compiled for an H200 on this machine, a row for each distinct problem:\n")
+    console.print(
+        "Compiled for an H200 on this machine, a row for each distinct problem. Where a plan is two kernels (the weight is"
+    )
+    console.print(
+        "dequantized, then multiplied), registers, spilled bytes and shared memory are those of the first + the second:\n"
+    )
     console.print(table)
     return interpreted(interpreter, len(specs), console)
 
@@ -245,6 +251,7 @@ def interpreted(process: subprocess.Popen, count: int, console: Console) -> bool
     """Print what the interpreting process found, and return whether all of it agrees."""
     table = table_of(("spec", "kernel"), ("difference", "seconds"))
     agree = 0
+    console.print("\nInterpreting one layer for each spec")
     with progress(console) as bar:
         task = bar.add_task("interpreting", total=count)
         for line in process.stdout:

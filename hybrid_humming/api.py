@@ -18,12 +18,21 @@ Tensor = torch.Tensor
 Device = torch.device | str | DeviceInfo
 
 
-def quantize(weight: Tensor, spec: Spec | str, *, device: Device | None = None, layout: str | None = None) -> QWeight:
+def quantize(
+    weight: Tensor,
+    spec: Spec | str,
+    *,
+    device: Device | None = None,
+    layout: str | None = None,
+    exponent: str = "least_error",
+) -> QWeight:
     """Return float `weight` [N, K] or [E, N, K] quantized to nearest and packed for `device` (default: where it lies).
 
-    layout  name of a pack layout family to use in place of the planner's choice
+    layout    name of a pack layout family to use in place of the planner's choice
+    exponent  of power-of-two scales (MX formats): least_error takes OCP's or the next, whichever leaves less squared error in the
+              group; ocp takes OCP's always, which clips values beyond the format's largest
     """
-    return pack_weight(reference.quantize(weight, Spec.parse(spec)), device=device, layout=layout)  # type: ignore[arg-type]
+    return pack_weight(reference.quantize(weight, Spec.parse(spec), exponent=exponent), device=device, layout=layout)  # type: ignore[arg-type]
 
 
 def pack_weight(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -53,6 +53,12 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
 
     def __len__(self) -> int:
         return len(self._specs)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} x '{spec}'" for spec, count in Counter(map(str, self._specs.values())).items())
+        plain = f", {len(self.checkpoint.plain)} plain" if self.checkpoint.plain else ""
+        layers = f"{len(self)} layer{'' if len(self) == 1 else 's'}{': ' if counts else ''}{counts}"
+        return f"Loaded({self.checkpoint.path}: {layers}{plain})"
 
     def stream(self, *, readers: int = 2, progress: bool | None = None) -> Iterator[tuple[str, QWeight, Spec]]:
         """Yield (name, qweight, spec) of every layer in the order of the files, while `readers` threads read and pack ahead.

@@ -158,3 +158,10 @@ def test_progress_is_shown_when_asked_and_quiet_otherwise(tmp_path, capsys):
     list(loaded.stream(progress=True))
     shown = capsys.readouterr().err
     assert "down_proj" in shown and "kB" in shown
+
+
+def test_what_was_loaded_prints_as_one_line():
+    folder = GOLDEN / "hqq-per-layer"
+    assert repr(hh.load(folder)) == f"Loaded({folder}: 2 layers: 1 x 'uint2 g16 zp:fp16 x fp16', 1 x 'uint4 g32 zp:fp16 x fp16')"
+    axis_0 = GOLDEN / "refused" / "hqq-axis0"
+    assert repr(hh.load(axis_0, plain=True)) == f"Loaded({axis_0}: 0 layers, 2 plain)"

@@ -171,6 +171,8 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
 
 def _open(path: Path) -> tuple[QuantConfig, Files]:
     """Config and headers. Files of our own say by their tags what they are and need no config beside them."""
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; pass a folder with config.json and safetensors, or one such file")
     try:
         config, trouble = read_config(path), None
     except CheckpointError as error:

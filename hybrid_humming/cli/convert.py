@@ -30,11 +30,11 @@ def convert(
     Example: hybrid-humming convert ./Qwen3-8B-GPTQ-Int4 ./Qwen3-8B-h200 --arch h200
     """
     import hybrid_humming as hh
-    from hybrid_humming.cli.inspect import named_device
+    from hybrid_humming.cli.inspect import named_device, size_text
     from hybrid_humming.saving import convert as convert_loaded
 
     device = hh.DeviceInfo.named(named_device(arch)) if arch else None
     loaded = hh.load(path, device=device, activation=activation, gptq_zero_points=gptq_zero_points, plain=plain)
     convert_loaded(loaded, out, canonical=canonical, readers=readers, max_shard_bytes=int(shard_gb * 1e9), overwrite=overwrite)
     stored = sum(file.stat().st_size for file in ([out] if out.is_file() else out.glob("*.safetensors")))
-    print(f"{len(loaded)} layers written to {out}, {stored / 1e9:.3g} GB")
+    print(f"{len(loaded)} layer{'' if len(loaded) == 1 else 's'} written to {out}, {size_text(stored)}")

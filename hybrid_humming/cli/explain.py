@@ -10,9 +10,9 @@ import typer
 
 def explain(
     spec: Annotated[str, typer.Argument(help='A spec line in quotes, such as "int4 g128 x bf16".')],
-    m: Annotated[list[int], typer.Option("--m", "-m", min=0, help="Rows of x; give it again for more.")],
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Output features.")],
-    k: Annotated[int, typer.Option("--k", "-k", min=1, help="Reduction size.")],
+    m: Annotated[list[int] | None, typer.Option("--m", "-m", min=0, help="Rows of x; give it again for more. Required.")] = None,
+    n: Annotated[int | None, typer.Option("--n", "-n", min=1, help="Output features. Required.")] = None,
+    k: Annotated[int | None, typer.Option("--k", "-k", min=1, help="Reduction size. Required.")] = None,
     device: Annotated[str, typer.Option(help="A GPU's name (h200, a100, b200 ...), cuda, or cpu.")] = "h200",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line instead.")] = False,
 ) -> None:
@@ -22,6 +22,11 @@ def explain(
 
     Example: hybrid-humming explain "int4 g128 x bf16" -m 16 -n 8192 -k 8192 --device h200
     """
+    missing = [f"-{name}" for name, value in (("m", m), ("n", n), ("k", k)) if not value and value != 0]
+    if missing or m is None or n is None or k is None:
+        raise typer.BadParameter(
+            f'the sizes are missing: {", ".join(missing)}. Example: hybrid-humming explain "{spec}" -m 16 -n 8192 -k 8192'
+        )
     import hybrid_humming as hh
 
     for i, rows in enumerate(m):

@@ -98,7 +98,8 @@ def show_runs(runs: Sequence[dict[str, object]]) -> None:
         if i == 0:
             print(f"\nOn {run['device']}")
         what = f"{run['kernel']}, multiplies {run['multiplies']}" if run["kernel"] else f"nothing: {run['reason']}"
-        print(f"  {run['spec']}  N={run['n']} K={run['k']} M={run['m']} ({run['layers']} layers): {what}")
+        layers = f"{run['layers']} layer{'' if run['layers'] == 1 else 's'}"
+        print(f"  {run['spec']}  N={run['n']} K={run['k']} M={run['m']} ({layers}): {what}")
         if run["fallback"]:
             print(f"    falls back: {run['fallback']}")
 
@@ -125,8 +126,8 @@ def show(reports: Sequence[LayerReport]) -> None:
     for report in reports:
         shape = "x".join(map(str, report.shape)) or "?"
         spec = report.spec or (f"plain {report.plain}" if report.plain else None)
-        packed = _size(report.packed_bytes) if spec else "?"
-        rows.append((report.name, spec or "?", shape, _size(report.stored_bytes), packed, report.reason or "ok"))
+        packed = size_text(report.packed_bytes) if spec else "?"
+        rows.append((report.name, spec or "?", shape, size_text(report.stored_bytes), packed, report.reason or "ok"))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     for i, row in enumerate(rows):
         cells = [cell.rjust(w) if 2 <= j <= 4 else cell.ljust(w) for j, (cell, w) in enumerate(zip(row[:5], widths, strict=True))]
@@ -135,10 +136,10 @@ def show(reports: Sequence[LayerReport]) -> None:
     total = summary(reports)
     specs = ", ".join(f"{count} x '{spec}'" for spec, count in total["specs"].items())  # type: ignore[attr-defined]
     console.print(
-        f"{total['layers']} quantized layers, {total['unsupported']} can't be read"
+        f"{total['layers']} quantized layer{'' if total['layers'] == 1 else 's'}, {total['unsupported']} can't be read"
         + (f": {specs}" if specs else "")
-        + f". {_size(total['stored_bytes'])} in the files, {_size(total['packed_bytes'])} packed, "
-        f"{_size(total['bytes_in_16_bits'])} in 16 bits",
+        + f". {size_text(total['stored_bytes'])} in the files, {size_text(total['packed_bytes'])} packed, "
+        f"{size_text(total['bytes_in_16_bits'])} in 16 bits",
         markup=False,
     )
 
@@ -150,7 +151,8 @@ def _numel(shape: tuple[int, ...]) -> int:
     return count
 
 
-def _size(count: object) -> str:
+def size_text(count: object) -> str:
+    """Return a number of bytes in the unit that suits it: `1.6 kB`."""
     value = float(count)  # type: ignore[arg-type]
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:

@@ -146,7 +146,7 @@ def _reject(entry: KernelEntry, problem: Problem, layout: PackLayout, device: De
     if entry.device != device.kind:
         return f"runs on {entry.device}, not on {device.kind}"
     if entry.family not in ("*", layout.family):
-        return f"reads the {entry.family} layout, the weight is packed as {layout.family}"
+        return f"reads weights in the {entry.family} layout, not in {layout.family}"
     return entry.reject(problem, layout, device)
 
 

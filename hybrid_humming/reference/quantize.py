@@ -3,7 +3,8 @@
     symmetric    scale = absmax / largest,  code = nearest(w / scale)
     integer zp   scale = (max - min) / (2**b - 1) over a range that contains 0,  zero_point = nearest(-min / scale)
     float zp     the same range without 0 forced into it,  zero_point = -min / scale in the spec's format
-    e8m0 scale   the OCP MX rule: 2 ** (floor(log2 absmax) - exponent of the format's largest value); values saturate
+    e8m0 scale   exponent="ocp": 2 ** (floor(log2 absmax) - exponent of the format's largest value); values saturate
+                 exponent="least_error" (default): that power of two or the next, whichever leaves the group less squared error
     secondary    per tensor or row: absmax / (largest * largest scale), so that the first scale uses its whole range (NVFP4)
 
 The scale is rounded to its format before the codes are chosen, so the codes are the best for the scale that is stored. A scale
@@ -19,23 +20,32 @@ from collections.abc import Callable
 import torch
 
 from hybrid_humming.dtypes import ElementFormat, code_grid, parse_format
-from hybrid_humming.errors import DeviceError, DtypeError, ShapeError, ValueRangeError
-from hybrid_humming.reference.codes import divide, encode, fit_scale
+from hybrid_humming.errors import DeviceError, DtypeError, ShapeError, SpecError, ValueRangeError
+from hybrid_humming.reference.codes import decode, divide, encode, fit_scale
 from hybrid_humming.reference.dequantize import decode_scale, expand
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight, InputTransform, scale_shape
 
 Tensor = torch.Tensor
+EXPONENTS = ("least_error", "ocp")
 TINY = 2.0**-126  # least normal fp32: below it a quotient by the scale is no longer accurate
 
 
 def quantize(
-    weight: Tensor, spec: Spec, *, transform: InputTransform | None = None, block_offset: tuple[int, int] = (0, 0)
+    weight: Tensor,
+    spec: Spec,
+    *,
+    transform: InputTransform | None = None,
+    block_offset: tuple[int, int] = (0, 0),
+    exponent: str = "least_error",
 ) -> CanonicalWeight:
     """Return `weight` [N, K] or [E, N, K] quantized by `spec`; NaN and infinities are refused with their index.
 
     block_offset  where this weight begins inside the block grid of the tensor that it was cut from (block granularity)
+    exponent      rule for symmetric e8m0 scales: least_error | ocp, as above; other scales are the same under both
     """
+    if exponent not in EXPONENTS:
+        raise SpecError(f"exponent={exponent!r}: allowed are {' and '.join(EXPONENTS)}")
     if not isinstance(weight, Tensor) or weight.layout != torch.strided or not weight.is_floating_point():
         what = type(weight).__name__ if not isinstance(weight, Tensor) else str(weight.dtype)
         if isinstance(weight, Tensor) and weight.layout != torch.strided:
@@ -74,7 +84,23 @@ def quantize(
     units = w / expand(decode_scale(scale, spec.scale_format.name, torch.float32), shell)
     if zero is not None:
         units = units + expand(zero.float(), shell)
+    if zero is None and spec.scale == "e8m0" and exponent == "least_error":
+        return _least_error(units, shell)
     return shell.replace(codes=encode(units, spec.weight_format))
+
+
+def _least_error(units: Tensor, shell: CanonicalWeight) -> CanonicalWeight:
+    """Return the weight with each power-of-two scale, or twice it where that brings the group closer; units = w / scale."""
+    spec, fmt = shell.spec, shell.spec.weight_format
+    codes, wider = encode(units, fmt), encode(units / 2, fmt)
+    error = _reduce((units - decode(codes, fmt)).double() ** 2, spec, torch.sum, shell.block_offset)
+    error_wider = _reduce((units - 2 * decode(wider, fmt)).double() ** 2, spec, torch.sum, shell.block_offset)
+    stored = shell.scale.view(torch.uint8)
+    # Sums that are equal but for their order of addition count as equal, so that every device chooses alike.
+    widen = (error_wider < error * (1 - 2.0**-30)) & (stored < 254)
+    mask = expand(widen, shell)
+    scale = (stored + widen.to(torch.uint8)).view(shell.scale.dtype)
+    return shell.replace(codes=torch.where(mask, wider, codes), scale=scale)
 
 
 def _secondary_scale(w: Tensor, spec: Spec) -> Tensor | None:
@@ -89,7 +115,7 @@ def _secondary_scale(w: Tensor, spec: Spec) -> Tensor | None:
 
 
 def _reduce(w: Tensor, spec: Spec, how: Callable[..., Tensor], offset: tuple[int, int]) -> Tensor:
-    """[.., N, K] -> [.., R, C]: `how` (amin or amax) over each scale's weights."""
+    """[.., N, K] -> [.., R, C]: `how` (amin, amax or sum) over each scale's weights."""
     *lead, n, k = w.shape
     if spec.granularity == "tensor":
         return how(w, (-2, -1))[..., None, None]
@@ -100,7 +126,7 @@ def _reduce(w: Tensor, spec: Spec, how: Callable[..., Tensor], offset: tuple[int
     assert spec.block is not None
     (rows, cols), (block_n, block_k) = scale_shape(spec, n, k, offset), spec.block
     off_n, off_k = offset[0] % block_n, offset[1] % block_k
-    fill = -math.inf if how is torch.amax else math.inf
+    fill = 0.0 if how is torch.sum else -math.inf if how is torch.amax else math.inf
     pad = (off_k, cols * block_k - k - off_k, off_n, rows * block_n - n - off_n)
     w = torch.nn.functional.pad(w, pad, value=fill)
     return how(w.view(*lead, rows, block_n, cols, block_k), (-3, -1))

@@ -13,6 +13,11 @@ def test_names_the_kernel_for_a_gpu_that_is_not_here(capsys):
     assert "\nrejected\n" in out
 
 
+def test_every_missing_size_is_named_at_once(capsys):
+    assert main(["explain", "int4 g128 x bf16", "-n", "8192"]) == 2
+    assert "the sizes are missing: -m, -k. Example: hybrid-humming explain" in " ".join(capsys.readouterr().err.split())
+
+
 def test_json_has_one_object_a_line(capsys):
     assert main([*ASKED, "-m", "1", "-m", "512", "--json"]) == 0
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())

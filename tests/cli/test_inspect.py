@@ -33,6 +33,16 @@ def test_json_holds_what_the_table_shows(capsys):
     assert report["summary"]["specs"] == {"int4 g16 x fp16": 1}
 
 
+def test_a_path_that_is_not_there_is_said_to_be_missing(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path / "nothing")]) == 1
+    assert f"{tmp_path / 'nothing'} does not exist; pass a folder" in capsys.readouterr().err
+
+
+def test_one_layer_is_one_layer(capsys):
+    assert main(["inspect", str(GOLDEN / "gptqmodel-w4-g16-sym-v1")]) == 0
+    assert "\n1 quantized layer, 0 can't be read" in capsys.readouterr().out
+
+
 def test_what_cannot_be_read_says_why_and_sets_the_exit_code(tmp_path, capsys):
     path = changed(tmp_path, "gptqmodel-w4-g16-asym-v2", quantization={"checkpoint_format": None})
     assert main(["inspect", str(path)]) == 1
@@ -48,7 +58,7 @@ def test_a_method_that_is_not_read_is_one_line(capsys):
 def test_arch_says_what_would_run_and_what_falls_back(capsys):
     assert main(["inspect", str(GOLDEN / "llmcompressor-w8a8"), "--arch", "sm103"]) == 0
     out = capsys.readouterr().out
-    assert "On b300" in out and "N=16 K=128 M=1 (1 layers): " in out and "M=1024" in out
+    assert "On b300" in out and "N=16 K=128 M=1 (1 layer): " in out and "M=1024" in out
     assert main(["inspect", str(GOLDEN / "ct-nvfp4-w4a4"), "--arch", "h200", "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [run["m"] for run in runs] == [1, 1024]

@@ -58,7 +58,7 @@ def test_every_rejection_is_kept_with_its_reason():
     reasons = {r.kernel: r.reason for r in survey(Problem(spec=SPEC, m=1, n=256, k=512), LAYOUT, H200).rejections}
     assert reasons == {
         "picky": "K=512 is not a multiple of 768",
-        "other": "reads the hopper layout, the weight is packed as plain",
+        "other": "reads weights in the hopper layout, not in plain",
         "bare": "no tile of this kernel fits the problem",
     }
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from hybrid_humming.dtypes import format_names, parse_format
-from hybrid_humming.errors import DtypeError, ShapeError, ValueRangeError
+from hybrid_humming.dtypes import code_grid, format_names, parse_format
+from hybrid_humming.errors import DtypeError, ShapeError, SpecError, ValueRangeError
 from hybrid_humming.reference import dequantize, quantize
+from hybrid_humming.reference.dequantize import decode_scale, expand
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight
 
@@ -111,13 +112,38 @@ def test_every_zero_point_value_is_exact():
 
 def test_mxfp4_against_plain_numpy():
     w = normal(16, 128, size=3.0)
-    q = quantize(w, Spec.parse("mxfp4 x bf16"))
+    q = quantize(w, Spec.parse("mxfp4 x bf16"), exponent="ocp")
     groups = w.numpy().astype(np.float64).reshape(16, 4, 32)
     exponent = np.floor(np.log2(np.abs(groups).max(-1))) - 2
     units = np.clip(groups / 2.0 ** exponent[..., None], -6, 6).astype(np.float32)
     want = units.astype(ml_dtypes.float4_e2m1fn).astype(np.float64) * 2.0 ** exponent[..., None]
     np.testing.assert_array_equal(q.scale.view(torch.uint8).numpy(), exponent + 127)
     np.testing.assert_array_equal(dequantize(q, torch.float64).numpy(), want.reshape(16, 128))
+
+
+@pytest.mark.parametrize("line", ["mxfp4 x bf16", "mxfp6 x bf16", "mxfp8 x bf16", "e2m1 b3x16:e8m0 x bf16"])
+def test_the_exponent_of_least_error_is_taken(line):
+    """Each group's power of two is OCP's or the next, and neither would leave the group less squared error."""
+    spec, w = Spec.parse(line), normal(32, 128, size=3.0)
+    q, ocp = quantize(w, spec), quantize(w, spec, exponent="ocp")
+    step = q.scale.view(torch.uint8).int() - ocp.scale.view(torch.uint8).int()
+    assert set(step.unique().tolist()) <= {0, 1} and (step == 1).any() and (step == 0).any()
+    assert float((dequantize(q) - w).square().sum()) < float((dequantize(ocp) - w).square().sum())
+    grid, _ = code_grid(spec.weight_format)
+    scale = expand(decode_scale(ocp.scale, "e8m0", torch.float64), ocp).expand(32, 128).numpy()
+    best = [w.double().numpy() - times * scale * nearest(w.double().numpy() / (times * scale), grid) for times in (1, 2)]
+    cell = expand(torch.arange(ocp.scale.numel()).reshape(ocp.scale.shape), ocp).expand(32, 128).flatten().numpy()
+    errors = [np.bincount(cell, (error**2).flatten()) for error in best]
+    np.testing.assert_array_equal(step.flatten().numpy(), errors[1] < errors[0])
+
+
+def nearest(units, grid):
+    return grid[np.abs(units[..., None] - grid).argmin(-1)]
+
+
+def test_an_exponent_rule_that_does_not_exist_is_refused():
+    with pytest.raises(SpecError, match="exponent='up': allowed are least_error and ocp"):
+        quantize(normal(4, 32), Spec.parse("mxfp4 x bf16"), exponent="up")
 
 
 def test_nvfp4_against_plain_numpy():
