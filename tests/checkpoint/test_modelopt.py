@@ -30,6 +30,26 @@ def test_spec_of_each_algorithm(name):
     assert {str(layer.spec) for layer in checkpoint.layers.values()} == {SPECS[name]}
 
 
+@pytest.mark.parametrize(
+    "name,spec",
+    [
+        ("w4a8-nvfp4", "nvfp4 x e4m3 tensor"),
+        ("mxfp4", "mxfp4 x mxfp4"),
+        ("w4a8-mxfp4", "mxfp4 x e4m3 tensor"),
+        ("nvfp4-experts", "nvfp4 x nvfp4"),
+        ("fp8-block", "e4m3 b128x128:fp32 x bf16"),
+    ],
+)
+def test_spec_of_algorithms_that_no_exporter_writes_on_a_cpu(name, spec):
+    checkpoint = load_canonical(GOLDEN / f"handmade-modelopt-{name}")
+    ((layer, stored),) = checkpoint.layers.items()
+    weight = checkpoint[layer]
+    assert str(stored.spec) == str(weight.spec) == spec
+    static = spec.endswith("tensor") or "nvfp4 x nvfp4" in spec
+    assert (None if weight.input_scale is None else float(weight.input_scale)) == (0.5 if static else None)
+    assert weight.experts == (3 if name == "nvfp4-experts" else 0)
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_hf_quant_config_alone_says_the_same(tmp_path, name):
     config, tensors = golden(f"modelopt-{name}")
