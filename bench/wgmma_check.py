@@ -3,7 +3,10 @@
 Cases, checks and the pool of compilers are bench.hopper_check's. Every part runs in a process of its own with a time limit, so
 that a hang costs one part. Results: $OUT/wgmma_check.jsonl, one object a line, and a short table at the end.
 
-    python -m bench.wgmma_check --budget 230 [--parts check,time] [--formats]
+    python -m bench.wgmma_check --budget 230 [--parts check,invariant,time] [--formats] [--specs 'mxfp4 x bf16;nvfp4 x bf16']
+
+`check` compares with float64, `invariant` a row alone with the same row among others, for tiles that keep K whole; `time` takes
+int4 g128 at three shapes, or the formats of --specs at the first shape.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from bench.hopper_check import SHAPES, Case, args_of, check, launcher, precompil
 OUT = Path(os.environ.get("OUT", ".")) / "wgmma_check.jsonl"
 ROWS = (32, 64, 128, 256, 512, 1024, 4096)
 MAIN = "int4 g128 x bf16"
+INVARIANT = (MAIN, "mxfp4 x bf16", "e4m3 channel x bf16", "nvfp4 x bf16")
 FORMATS = (
     "int1 g128", "int2 g128", "int3 g128", "int5 g128", "int6 g128", "int7 g128", "int8 g128", "int8 channel",
     "uint4 g128 zp", "uint4 g32 zp", "uint8 g64 zp", "uint3 g64 zp", "uint4 g128 zp:fp32", "uint4 channel zp",
@@ -84,13 +88,43 @@ def allowed(case: Case) -> bool:
     return not wgmma_tiles.reject(problem, layout, device) and not wgmma_tiles.check(plan.tile, problem, layout, device)
 
 
-def time_cases(shape: tuple[int, int]) -> Iterator[Case]:
+def time_cases(shape: tuple[int, int], spec: str = MAIN) -> Iterator[Case]:
     n, k = shape
     for m in ROWS:
         for one in TILES[m]:
-            case = Case(MAIN, n, k, m, "wgmma", one)
+            while one["num_stages"] > 2 and not allowed(Case(spec, n, k, m, "wgmma", one)):
+                one = one | {"num_stages": one["num_stages"] - 1}
+            case = Case(spec, n, k, m, "wgmma", one)
             if allowed(case):
                 yield case
+
+
+def invariant_tiles() -> Iterator[dict[str, Any]]:
+    """Tiles that keep K whole."""
+    for bm, bn, stages in ((16, 64, 6), (32, 64, 6), (64, 128, 6), (128, 128, 4), (256, 128, 3)):
+        yield tile(bm, bn, stages, 1, False)
+
+
+def invariant(spec: str) -> dict[str, Any]:
+    """Count the rows of y that change with the tile or with the other rows of x."""
+    import torch
+
+    from hybrid_humming import reference
+    from hybrid_humming.pack import pack
+
+    n, k, cases = 712, 4096, [Case(spec, 712, 4096, 300, "wgmma", one) for one in invariant_tiles()]
+    problem, layout, _ = problem_of(cases[0])
+    packed = pack(reference.quantize(torch.randn(n, k, device="cuda"), problem.spec), layout)
+    x = torch.randn(300, k, device="cuda").to(torch.bfloat16)
+    found = []
+    for case in cases:
+        for rows in (x, x[37:38], x[20:61]):
+            out = torch.full((rows.shape[0], n), float("nan"), device="cuda", dtype=torch.bfloat16)
+            args, plan = args_of(dataclasses.replace(case, m=rows.shape[0]), packed, rows, out)
+            launcher(case)(args, plan)
+            found.append({300: out[37], 1: out[0], 41: out[17]}[rows.shape[0]])
+    different = [i for i, row in enumerate(found) if not torch.equal(row, found[0])]
+    return {"kind": "invariant", "spec": spec, "rows": len(found), "different": different}
 
 
 def emit(row: dict[str, Any]) -> None:
@@ -98,7 +132,7 @@ def emit(row: dict[str, Any]) -> None:
         print(json.dumps(row), file=file)
 
 
-def time_shape(shape: tuple[int, int], budget: float) -> None:
+def time_shape(shape: tuple[int, int], budget: float, spec: str = MAIN) -> None:
     """Replay the graphs of every tile of an M and of cuBLAS in turns."""
     import torch
 
@@ -107,7 +141,7 @@ def time_shape(shape: tuple[int, int], budget: float) -> None:
     from hybrid_humming.pack import pack
 
     began, backend, (n, k) = time.perf_counter(), CudaBackend(), shape
-    problem, layout, _ = problem_of(Case(MAIN, n, k, 1, "wgmma", TILES[32][0]))
+    problem, layout, _ = problem_of(Case(spec, n, k, 1, "wgmma", TILES[32][0]))
     weight = reference.quantize(torch.randn(n, k, device="cuda"), problem.spec)
     packed = pack(weight, layout)
     copies = [
@@ -127,7 +161,7 @@ def time_shape(shape: tuple[int, int], budget: float) -> None:
         graphs = {"cublas": graph_of(
             Library(calls=[functools.partial(torch.mm, x, w.T, out=out) for w in dense[few]]), backend)}  # fmt: skip
         errors = {}
-        for case in (c for c in time_cases(shape) if c.m == m):
+        for case in (c for c in time_cases(shape, spec) if c.m == m):
             try:
                 calls = []
                 for copy in copies[few]:
@@ -145,11 +179,11 @@ def time_shape(shape: tuple[int, int], budget: float) -> None:
             for name, (graph, length) in graphs.items():
                 taken[name].append(backend.replay_us(graph) / length)
         base = Spread.of(taken["cublas"])
-        emit({"kind": "base", "n": n, "k": k, "m": m, "cublas_us": base.us, "p10": base.us_p10, "p90": base.us_p90})
+        emit({"kind": "base", "spec": spec, "n": n, "k": k, "m": m, "cublas_us": base.us, "p10": base.us_p10, "p90": base.us_p90})
         for name, err in errors.items():
             spread = Spread.of(taken[name]) if name in taken else None
             if spread:
-                emit({"kind": "time", "n": n, "k": k, "m": m, "case": name, "us": spread.us, "p10": spread.us_p10,
+                emit({"kind": "time", "spec": spec, "n": n, "k": k, "m": m, "case": name, "us": spread.us, "p10": spread.us_p10,
                       "p90": spread.us_p90, "err": err, "cublas_us": base.us})  # fmt: skip
         del graphs
 
@@ -164,9 +198,16 @@ def weight_rows(weight: Any) -> Any:
 
 
 def child(part: str, budget: float, formats: bool) -> None:
-    kind, which = part.split(":")
+    kind, _, which = part.partition(":")
     if kind == "time":
         time_shape(SHAPES[int(which)], budget)
+        return
+    if kind == "spec":
+        time_shape(SHAPES[0], budget, which)
+        return
+    if kind == "invariant":
+        for spec in INVARIANT:
+            emit(invariant(spec))
         return
     index, count = (int(v) for v in which.split("/"))
     began = time.perf_counter()
@@ -214,9 +255,11 @@ def table() -> None:
         print(f"  BAD {r['case']}: err {r['err']:.2e} torch {r['torch_err']:.2e} equal {r['equal']} one_hot {r['one_hot']}")
     for r in errors[:8]:
         print(f"  ERROR {r['case']}: {r['error'].splitlines()[-1][:200]}")
+    for r in (r for r in rows if r["kind"] == "invariant"):
+        print(f"invariant {r['spec']}: {len(r['different'])} of {r['rows']} rows differ {r['different']}")
     for base in (r for r in rows if r["kind"] == "base"):
-        print(f"{base['n']}x{base['k']} M={base['m']}: cuBLAS bf16 {base['cublas_us']:.1f} us")
-        same = (r for r in rows if r["kind"] == "time" and (r["n"], r["k"], r["m"]) == (base["n"], base["k"], base["m"]))
+        print(f"{base['spec']} {base['n']}x{base['k']} M={base['m']}: cuBLAS bf16 {base['cublas_us']:.1f} us")
+        same = (r for r in rows if r["kind"] == "time" and all(r[f] == base[f] for f in ("spec", "n", "k", "m")))
         for r in sorted(same, key=lambda r: r["us"]):
             flag = "" if r["err"] < 4e-3 else f"  WRONG err {r['err']:.1e}"
             print(f"   {r['us']:7.1f} us  {r['cublas_us'] / r['us']:.2f}x  {r['case'].split('] ')[1]}{flag}")
@@ -227,6 +270,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=230)
     parser.add_argument("--parts", default="check,time")
     parser.add_argument("--formats", action="store_true", help="check every format too")
+    parser.add_argument("--specs", default="", help="formats to time, separated by semicolons; without: int4 g128 at three shapes")
     parser.add_argument("--child")
     options = parser.parse_args()
     if options.child:
@@ -236,8 +280,12 @@ def main() -> None:
     OUT.unlink(missing_ok=True)
     parts = options.parts.split(",")
     cases = list(check_cases(options.formats)) if "check" in parts else []
+    if "invariant" in parts:
+        cases += [Case(spec, 712, 4096, 300, "wgmma", one) for spec in INVARIANT for one in invariant_tiles()]
+    specs = [s.strip() for s in options.specs.split(";") if s.strip()]
     if "time" in parts:
-        cases += [c for shape in SHAPES for c in time_cases(shape)]
+        wanted = [(SHAPES[0], spec) for spec in specs] or [(shape, MAIN) for shape in SHAPES]
+        cases += [c for shape, spec in wanted for c in time_cases(shape, spec)]
     distinct = list({(c.spec, c.n % 16, c.bias, c.out_dtype, str(c.tile)): c for c in cases}.values())
     workers = min(14, os.cpu_count() or 2)
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -250,9 +298,13 @@ def main() -> None:
         share = left * (0.35 if "time" in parts else 0.9)
         run_parts([f"check:{i}/4" for i in range(4)], share, options.formats, together=True)
         print(f"checked after {time.perf_counter() - began:.0f} s", flush=True)
+    if "invariant" in parts:
+        run_parts(["invariant"], 20, options.formats, together=False)
     if "time" in parts:
         left = options.budget - (time.perf_counter() - began)
-        run_parts([f"time:{i}" for i in range(len(SHAPES))], left, options.formats, together=False)
+        run_parts(
+            [f"spec:{spec}" for spec in specs] or [f"time:{i}" for i in range(len(SHAPES))], left, options.formats, together=False
+        )
     table()
     print(f"{time.perf_counter() - began:.0f} s in all")
 

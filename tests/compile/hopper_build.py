@@ -22,7 +22,7 @@ def built(kernel: str, line: str, tile: dict, *, m: int = 5, n: int = 192, k: in
     spec = Spec.parse(line)
     layout = make_layout("hopper", spec, n, k, facts=Facts())
     packed = pack(weight_of(spec, n, k), layout)
-    entry = next(e for e in catalog.ENTRIES if e.name == kernel)
+    entry = next(e for e in (*catalog.ENTRIES, catalog.WGMMA) if e.name == kernel)
     problem = Problem(spec=spec, m=m, n=n, k=k, bias=bias)
     need = entry.workspace(Tile(**tile), problem, layout, DeviceInfo.named("h200"))
     x = torch.zeros(m, k, dtype=WIDE[spec.activation])

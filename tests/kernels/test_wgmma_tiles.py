@@ -63,6 +63,14 @@ def test_a_raster_visits_every_tile_once(monkeypatch, m, tiles_n, raster_m):
     assert seen == {(i, j) for i in range(m) for j in range(tiles_n)}
 
 
+@pytest.mark.parametrize("n, k", [(8192, 8192), (192, 256), (28672, 4096)])
+def test_the_workspace_of_a_plan_is_enough_for_every_m_that_it_serves(n, k):
+    problem, layout = problem_of("int4 g128 x bf16", 512, n, k)
+    for tile in wgmma_tiles.tiles(problem, layout, H200):
+        need = wgmma_tiles.workspace(tile, problem, layout, H200)
+        assert need >= max(wgmma_tiles.workspace_bytes(tile, m, layout, 132) for m in (*range(257, 512, 17), 512))
+
+
 @pytest.mark.parametrize("line", ["int4 g128 x bf16", "int8 channel x fp16", "mxfp4 x fp16", "nvfp4 x bf16", "uint3 g64 zp x bf16"])
 @pytest.mark.parametrize("m", [1, 40, 300, 4096])
 def test_offered_tiles_are_legal_and_have_a_cost(line, m):

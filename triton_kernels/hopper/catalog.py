@@ -8,7 +8,7 @@ from hybrid_humming.fragment import recipe
 from hybrid_humming.plan import KernelEntry, LayoutEntry, Tile
 from hybrid_humming.plan.cost import problem_bytes, roofline_us
 from hybrid_humming.spec import PackLayout, Problem, Spec
-from hybrid_humming.triton_kernels.hopper import stream_tiles
+from hybrid_humming.triton_kernels.hopper import stream_tiles, wgmma_tiles
 from hybrid_humming.triton_kernels.hopper.plan import ROW, group_of, workspace_bytes
 
 SM = 90
@@ -65,6 +65,28 @@ STREAM = KernelEntry(
 )
 
 
+# ---- wgmma: many rows ----
+def _reject_wgmma(problem: Problem, layout: PackLayout, device: DeviceInfo) -> str | None:
+    if problem.batch_invariant:
+        return "its tiles sum K in another order than the stream kernel's one batch-invariant tile"
+    return _reject(problem, layout, device) or wgmma_tiles.reject(problem, layout, device)
+
+
+WGMMA = KernelEntry(
+    name="gluon.gemm_wgmma",
+    family="hopper",
+    launcher="hybrid_humming.triton_kernels.hopper.wgmma:launch",
+    device="cuda",
+    reject=_reject_wgmma,
+    tiles=wgmma_tiles.tiles,
+    check=wgmma_tiles.check,
+    cost_us=wgmma_tiles.cost_us,
+    multiplies=_activation,
+    workspace=wgmma_tiles.workspace,
+    note="TMA brings W in fragment order; warpgroups decode it into wgmma's register operand; CTAs share tiles along K",
+)
+
+
 # ---- dequantize into a workspace, then the vendor's matmul ----
 def _reject_dequant(problem: Problem, layout: PackLayout, device: DeviceInfo) -> str | None:
     if problem.batch_invariant:
@@ -114,7 +136,7 @@ DEQUANT_MATMUL = KernelEntry(
     note="dequantizes W into 16 bits, then torch.mm",
 )
 
-ENTRIES = (STREAM, DEQUANT_MATMUL)
+ENTRIES = (STREAM, DEQUANT_MATMUL)  # WGMMA joins them when bench.wgmma_check has passed on a GPU
 LAYOUT = LayoutEntry(
     family="hopper", preference=10, reject=lambda spec, n, k, device: reject_spec(spec, device), experts=False, inside_blocks=False
 )

@@ -16,6 +16,9 @@ the weight, rounded once, as torch rounds it (many rows); other scales multiply 
 order, y is rounded once.
 """
 
+import functools
+from typing import NamedTuple
+
 import torch
 
 from hybrid_humming.device import DeviceInfo
@@ -230,20 +233,42 @@ def launch(args: GemmArgs, plan: Plan) -> None:
     )  # fmt: skip
 
 
-def descriptors_of(args: GemmArgs, x: torch.Tensor, tile: Tile) -> tuple[object, ...]:
-    """TMA descriptors of x, the planes of W, scales and zero points; None where there is none."""
+class Address(NamedTuple):
+    """What a TMA descriptor needs to know of a tensor, without holding its memory."""
+
+    pointer: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.pointer
+
+
+@functools.lru_cache(maxsize=4096)
+def descriptor(
+    pointer: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzled: bool
+) -> object:
+    """Return the TMA descriptor of what lies at `pointer`: a weight's is made once, not at each call."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    def plain(tensor: torch.Tensor, box: list[int]) -> TensorDescriptor:
-        bits = 8 * tensor.element_size()
-        shared = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=bits, rank=3)
-        return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box, shared)
+    if swizzled:
+        shared = gl.NVMMASharedLayout.get_default_for(list(box), gl.bfloat16)
+    else:
+        shared = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=8 * dtype.itemsize, rank=len(box))
+    return TensorDescriptor(Address(pointer, dtype), list(shape), list(strides), list(box), shared)
 
-    box = [tile.block_m, ROW]
-    swizzled = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16)
-    found: list[object] = [TensorDescriptor(x, list(x.shape), list(x.stride()), box, swizzled)]
+
+def described(tensor: torch.Tensor, box: list[int], swizzled: bool = False) -> object:
+    """Return the TMA descriptor of a tensor, in boxes of `box`."""
+    return descriptor(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tuple(box), swizzled)
+
+
+def descriptors_of(args: GemmArgs, x: torch.Tensor, tile: Tile) -> tuple[object, ...]:
+    """TMA descriptors of x, the planes of W, scales and zero points; None where there is none."""
     planes = planes_of_weight(args.qweight, args.layout)
-    found += [plain(p, [tile.block_n // 64, ROW // 64 * p.shape[1] // (args.layout.padded_k // 64), p.shape[2]]) for p in planes]
+    found = [described(x, [tile.block_m, ROW], swizzled=True)]
+    found += [
+        described(p, [tile.block_n // 64, ROW // 64 * p.shape[1] // (args.layout.padded_k // 64), p.shape[2]]) for p in planes
+    ]
     found += [None] * (3 - len(planes))
     groups = groups_in_row(args.problem.spec)
     for values in (args.scale if groups else None, args.zero_point):
@@ -251,7 +276,7 @@ def descriptors_of(args: GemmArgs, x: torch.Tensor, tile: Tile) -> tuple[object,
             found.append(None)
         else:
             runs = as_bytes(values).view(values.shape[0], -1, 64)
-            found.append(plain(runs, [1, tile.block_n * groups // 64, 64]))
+            found.append(described(runs, [1, tile.block_n * groups // 64, 64]))
     return tuple(found)
 
 

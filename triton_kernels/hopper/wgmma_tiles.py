@@ -89,8 +89,9 @@ def workspace_bytes(tile: Tile, m: int, layout: PackLayout, sm_count: int) -> in
 
 
 def workspace(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) -> int:
-    """`workspace_bytes`, as a catalog asks for it."""
-    return workspace_bytes(tile, problem.m, layout, device.sm_count)
+    """Return bytes that are enough for every M that the plan may serve: one plan serves a range of M, and which tiles are shared
+    changes with M."""
+    return 8 * device.sm_count * tile.ctas_per_sm * tile.block_m * tile.block_n if tile.stream_k else 0
 
 
 def stage_bytes(tile: Tile, problem: Problem, layout: PackLayout) -> int:
@@ -109,8 +110,8 @@ def shared_bytes(tile: Tile, problem: Problem, layout: PackLayout) -> int:
     """Return the bytes of shared memory that the kernel takes, as compiled: slots, two barriers each, the output's way to its order
     in memory, and the roles of the warps."""
     exchange = 512 * tile.num_warps
-    gap = 8 if tile.num_warps == 4 and tile.num_stages % 2 else 0  # as the compiler aligns what follows an odd number of barriers
-    return tile.num_stages * (stage_bytes(tile, problem, layout) + 16) + exchange + 2 * tile.num_warps - 4 + gap
+    gap = 8 if tile.num_stages % 2 else 0  # as the compiler aligns what follows an odd number of barriers
+    return tile.num_stages * (stage_bytes(tile, problem, layout) + 16) + exchange + 4 + gap
 
 
 def registers(tile: Tile) -> int:
