@@ -1,7 +1,7 @@
 """Hopper layout, version 1: planes of int32 words in the order of the MMA's register fragments, for 16-bit activations.
 
 A block of 64 (N) x 64 (K) codes is split over 128 lanes (warp 0..3, lane 0..31), and a lane's 32 codes of b bits over planes
-of power-of-two widths, widest first (hybrid_humming/fragment.py says which bit goes where, and why):
+of power-of-two widths, widest first (hybrid_humming/fragment/ says which bit goes where, and why; hopper_codes.py moves them):
 
     qweight   int32 [E?, rows, 128]   rows = padded_n / 64 * padded_k / 64 * b
               plane after plane; plane of width p: [padded_n / 64, padded_k / 64, warp 4, lane 32, p]
@@ -17,26 +17,23 @@ A symmetric integer whose lowest code does not occur may be stored as the zero-e
 
 from __future__ import annotations
 
-import functools
-import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import LayoutError, ValueRangeError
-from hybrid_humming.fragment import PLANES, recipe
+from hybrid_humming.fragment import recipe
+from hybrid_humming.pack.hopper_codes import BLOCK, CHUNK, pack_codes, plane_rows, unpack_codes
 from hybrid_humming.pack.hopper_scale import pack_scales, unpack_scales
 from hybrid_humming.spec import PackLayout, Spec
 from hybrid_humming.weight import CanonicalWeight, Facts, QWeight
 
+__all__ = ["make_layout", "pack", "plane_rows", "unpack"]
+
 VERSION = 1
-BLOCK = 64  # rows and columns of a block
 FASTER = {("int4", "fp16"): "e0m3", ("int2", "fp16"): "e0m1"}
 """(weight format, activation): the encoding that decodes in fewer instructions and lacks only the lowest code."""
-
-Move = tuple[int, int, int, int, int]
-"""(code index, plane, word, left shift, mask): the code's bits under the mask, shifted left, are bits of the word."""
 
 
 def make_layout(spec: Spec, n: int, k: int, experts: int, facts: Facts) -> PackLayout:
@@ -60,9 +57,9 @@ def make_layout(spec: Spec, n: int, k: int, experts: int, facts: Facts) -> PackL
 def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
     """Return the packed tensors of `weight`; see the module's head."""
     spec = weight.spec
-    codes = _translate(weight.codes, spec.weight, layout.encoding)
+    codes = weight.codes if layout.encoding == spec.weight else _sign_magnitude(weight.codes, spec)
     return {
-        "qweight": _pack_codes(codes, layout, _operand(spec)),
+        "qweight": pack_codes(codes, layout, _operand(spec)),
         "scale": pack_scales(weight.scale, spec, layout, weight.block_offset),
         "zero_point": None if weight.zero_point is None else pack_scales(weight.zero_point, spec, layout, weight.block_offset),
         "secondary_scale": weight.secondary_scale,
@@ -72,11 +69,11 @@ def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
 def unpack(qweight: QWeight) -> CanonicalWeight:
     """Return the canonical weight that was packed."""
     spec, layout = qweight.spec, qweight.layout
-    codes = _unpack_codes(qweight.qweight, layout, _operand(spec))
+    codes = unpack_codes(qweight.qweight, layout, _operand(spec))
     zero, offset = qweight.zero_point, qweight.block_offset
     return CanonicalWeight(
         spec=spec,
-        codes=_translate(codes, layout.encoding, spec.weight),
+        codes=codes if layout.encoding == spec.weight else _offset_binary(codes, spec),
         scale=unpack_scales(qweight.scale, spec, layout, offset),
         zero_point=None if zero is None else unpack_scales(zero, spec, layout, offset),
         secondary_scale=qweight.secondary_scale,
@@ -86,83 +83,43 @@ def unpack(qweight: QWeight) -> CanonicalWeight:
     )
 
 
-def plane_rows(encoding: str, padded_n: int, padded_k: int) -> tuple[int, ...]:
-    """Return the rows of 128 words that each plane of a weight takes."""
-    blocks = padded_n // BLOCK * (padded_k // BLOCK)
-    return tuple(blocks * p for p in PLANES[parse_format(encoding).bits])
-
-
 def _operand(spec: Spec) -> str:
     if spec.activation not in ("bf16", "fp16"):
         raise LayoutError(f"'{spec}': the hopper layout is for bf16 and fp16 activations; pack it with family='portable'")
     return spec.activation
 
 
-def _translate(codes: torch.Tensor, source: str, target: str) -> torch.Tensor:
-    """Codes of format `source` -> codes of the same values in `target`; raises ValueRangeError where a value is missing."""
-    if source == target:
-        return codes
-    table = _table(source, target)
-    found = torch.tensor(table, dtype=torch.int16, device=codes.device)[codes.long()]
-    if bool((found < 0).any()):
-        missing = parse_format(source).values[table.index(-1)]
+def _sign_magnitude(codes: torch.Tensor, spec: Spec) -> torch.Tensor:
+    """Offset-binary codes of `spec.weight` (int2, int4) -> sign-magnitude codes of the same values; no code may be the lowest."""
+    if codes.numel() and not int(codes.min()):
+        middle = 2 ** (spec.bits - 1)
         raise ValueRangeError(
-            f"{source} codes can't be stored as {target}: the value {missing:g} occurs, which {target} lacks; "
-            f"use a layout with encoding {source} (facts.lowest_code_unused must be true of these codes)"
+            f"{spec.weight} codes can't be stored as e0m{spec.bits - 1}: the value {-middle} occurs, which it lacks; "
+            f"use a layout with encoding {spec.weight} (facts.lowest_code_unused must be true of these codes)"
         )
-    return found.to(torch.uint8)
+
+    def change(part: torch.Tensor) -> torch.Tensor:
+        value = part.view(torch.int8) - 2 ** (spec.bits - 1)
+        return (value.abs() | ((value < 0).to(torch.int8) << (spec.bits - 1))).view(torch.uint8)
+
+    return _by_parts(codes, change)
 
 
-@functools.cache
-def _table(source: str, target: str) -> list[int]:
-    """Code of `target` for each code of `source`, -1 where `target` lacks the value; the lower code where it has it twice."""
-    code = {float(v): c for c, v in reversed(list(enumerate(parse_format(target).values)))}
-    return [code.get(float(v), -1) for v in parse_format(source).values]
+def _offset_binary(codes: torch.Tensor, spec: Spec) -> torch.Tensor:
+    """The inverse of `_sign_magnitude`."""
+    middle = 2 ** (spec.bits - 1)
+
+    def change(part: torch.Tensor) -> torch.Tensor:
+        size = part & (middle - 1)
+        return torch.where(part >= middle, middle - size, middle + size)
+
+    return _by_parts(codes, change)
 
 
-@functools.cache
-def _moves(encoding: str, operand: str) -> tuple[Move, ...]:
-    """Every move that packs the 32 codes of a lane, index 8 s + 4 h + 2 r + e; bits with a common shift move together."""
-    found, moves = recipe(encoding, operand), []
-    for i, (s, h, r, e) in enumerate(itertools.product(range(4), (0, 1), (0, 1), (0, 1))):
-        masks: dict[tuple[int, int, int], int] = {}
-        for c, (plane, word, bit) in enumerate(found.place(s, h, r, e)):
-            key = (plane, word, bit - c)
-            masks[key] = masks.get(key, 0) | 1 << c
-        moves += [(i, *key, mask) for key, mask in masks.items()]
-    return tuple(moves)
-
-
-def _pack_codes(codes: torch.Tensor, layout: PackLayout, operand: str) -> torch.Tensor:
-    """[E?, N, K] uint8 codes -> [E?, rows, 128] int32."""
-    lead = codes.shape[:-2]
-    codes = torch.nn.functional.pad(codes, (0, layout.padded_k - layout.k, 0, layout.padded_n - layout.n))
-    #                     nb                            w  r  g  kb                            s  h  t  e
-    blocks = codes.reshape(-1, layout.padded_n // BLOCK, 4, 2, 8, layout.padded_k // BLOCK, 4, 2, 4, 2)
-    lanes = blocks.permute(6, 7, 3, 9, 0, 1, 5, 2, 4, 8).int().flatten(0, 3)  # [32, E, nb, kb, w, g, t]
-    planes = PLANES[parse_format(layout.encoding).bits]
-    words = [torch.zeros(p, *lanes.shape[1:], dtype=torch.int32, device=codes.device) for p in planes]
-    for i, plane, word, shift, mask in _moves(layout.encoding, operand):
-        words[plane][word] |= _shifted(lanes[i] & mask, shift)
-    flat = torch.cat([w.movedim(0, -1).reshape(lanes.shape[1], -1, 128) for w in words], dim=1)
-    return flat.reshape(*lead, *flat.shape[1:])
-
-
-def _unpack_codes(qweight: torch.Tensor, layout: PackLayout, operand: str) -> torch.Tensor:
-    """[E?, rows, 128] int32 -> [E?, N, K] uint8 codes."""
-    lead, (nb, kb) = qweight.shape[:-2], (layout.padded_n // BLOCK, layout.padded_k // BLOCK)
-    rows = plane_rows(layout.encoding, layout.padded_n, layout.padded_k)
-    planes = PLANES[parse_format(layout.encoding).bits]
-    flat = qweight.reshape(-1, *qweight.shape[-2:]).split(rows, dim=1)
-    words = [w.reshape(-1, nb, kb, 4, 8, 4, p).movedim(-1, 0).contiguous() for w, p in zip(flat, planes, strict=True)]
-    lanes = torch.zeros(32, *words[0].shape[1:], dtype=torch.uint8, device=qweight.device)
-    for i, plane, word, shift, mask in _moves(layout.encoding, operand):
-        lanes[i] |= (_shifted(words[plane][word], -shift) & mask).to(torch.uint8)
-    #                                    E  nb w  r  g  kb s  h  t  e
-    codes = lanes.unflatten(0, (4, 2, 2, 2)).permute(4, 5, 7, 2, 8, 6, 0, 1, 9, 3)
-    codes = codes.reshape(*lead, layout.padded_n, layout.padded_k)
-    return codes[..., : layout.n, : layout.k].contiguous()
-
-
-def _shifted(words: torch.Tensor, shift: int) -> torch.Tensor:
-    return words << shift if shift >= 0 else words >> -shift
+def _by_parts(codes: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """`change` of every code, a chunk at a time."""
+    flat = codes.contiguous().flatten()
+    found = torch.empty_like(flat)
+    for part, target in zip(flat.split(CHUNK), found.split(CHUNK), strict=True):
+        target.copy_(change(part))
+    return found.view(codes.shape)

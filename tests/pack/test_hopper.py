@@ -13,8 +13,9 @@ from hybrid_humming import pack
 from hybrid_humming.dtypes import format_names, parse_format
 from hybrid_humming.errors import LayoutError, ValueRangeError
 from hybrid_humming.fragment import PLANES, recipe
-from hybrid_humming.pack import hopper
+from hybrid_humming.pack import hopper, hopper_codes
 from hybrid_humming.weight import Facts, scan
+from tests.pack.test_portable import LargestResult
 
 FORMATS = [f.name for f in map(parse_format, format_names()) if f.kind in ("int", "float") and f.bits <= 8]
 ACTIVATIONS = ["bf16", "fp16"]
@@ -130,3 +131,29 @@ def test_a_lowest_code_that_occurs_is_refused_with_its_value():
 def test_narrow_activations_have_another_layout():
     with pytest.raises(LayoutError, match="family='portable'"):
         packed(canonical("int4 channel x e4m3 token", 64, 64))
+
+
+@pytest.mark.parametrize("line", ["int3 channel x bf16", "int4 channel x fp16"])
+def test_packing_copies_no_whole_weight(line):
+    """Of a weight larger than a chunk, only results are as large as it; every step works on some rows."""
+    weight = canonical(line, 2048, 8192)
+    weight = weight.replace(codes=weight.codes.clamp_(min=1))
+    facts = scan(weight)
+    largest = 2 * hopper_codes.CHUNK
+    with LargestResult() as seen:
+        q = packed(weight, facts)
+    whole = {q.qweight.numel() * 4, weight.codes.numel()}
+    assert {size for size in seen.sizes if size > largest} <= whole
+    with LargestResult() as seen:
+        back = pack.unpack(q)
+    assert {size for size in seen.sizes if size > largest} <= whole
+    assert torch.equal(back.codes, weight.codes)
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_codes_may_lie_anywhere(bits):
+    weight = canonical(f"int{bits} channel x bf16", 64, 192)
+    codes, want = weight.codes, packed(weight).qweight
+    odd = torch.zeros(64 * 192 + 3, dtype=torch.uint8)[3:].view(64, 192).copy_(codes)
+    for same in (odd, codes.T.contiguous().T, torch.stack([codes, codes])[1]):
+        assert torch.equal(packed(weight.replace(codes=same)).qweight, want)
