@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,12 +222,25 @@ class Facts:
 def scan(weight: CanonicalWeight) -> Facts:
     """Return the Facts of `weight`; reads every code once."""
     lowest = weight.spec.weight_format.kind == "int" and weight.codes.numel() > 0 and int(weight.codes.min()) > 0
-    scale = _real_scale(weight).abs()
-    scale = scale[torch.isfinite(scale) & (scale > 0)]
-    if not scale.numel():
+    low, high = _scale_range(weight)
+    if not high:
         return Facts(lowest_code_unused=lowest)
-    exponent = torch.frexp(scale)[1] - 1
-    return Facts(lowest_code_unused=lowest, scale_exponent_min=int(exponent.min()), scale_exponent_max=int(exponent.max()))
+    smallest, largest = (math.frexp(value)[1] - 1 for value in (low, high))
+    return Facts(lowest_code_unused=lowest, scale_exponent_min=smallest, scale_exponent_max=largest)
+
+
+def _scale_range(weight: CanonicalWeight) -> tuple[float, float]:
+    """The smallest and the largest finite magnitude of a scale that is not 0; (inf, 0) if there is none."""
+    if weight.scale.element_size() == 1:  # at most 256 values: those of the codes that occur
+        seen = torch.bincount(weight.scale.view(torch.uint8).flatten(), minlength=256).nonzero().flatten().tolist()
+        values = [abs(float(weight.spec.scale_format.values[code])) for code in seen]
+        values = [value for value in values if 0 < value < math.inf]
+        return min(values, default=math.inf), max(values, default=0.0)
+    size = weight.scale.float().abs()
+    if not size.numel():
+        return math.inf, 0.0
+    good = torch.isfinite(size) & (size > 0)
+    return float(torch.where(good, size, math.inf).min()), float(torch.where(good, size, 0.0).max())
 
 
 def scale_shape(spec: Spec, n: int, k: int, block_offset: tuple[int, int] = (0, 0)) -> tuple[int, int]:

@@ -65,7 +65,8 @@ def reorder(weight: CanonicalWeight, order: GroupOrder | None) -> CanonicalWeigh
     if order is None:
         return weight
     spec: Spec = weight.spec.replace(granularity="channel" if order.group_size is None else "group", group_size=order.group_size)
-    codes = weight.codes if order.permutation is None else weight.codes[:, order.permutation.long()].contiguous()
+    # gather reads row by row; an index along K would walk the matrix column by column.
+    codes = weight.codes if order.permutation is None else weight.codes.gather(1, order.permutation.long().expand_as(weight.codes))
     zero_point = None if weight.zero_point is None else weight.zero_point[:, order.columns].contiguous()
     return weight.replace(
         spec=spec,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hybrid_humming.checkpoint.bits import stream_words, unpack_lanes, unpack_stream
+from hybrid_humming.checkpoint.bits import stream_words, unpack_columns, unpack_stream
 from hybrid_humming.checkpoint.common import FLOATS, check_bias, float_format, model_format
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
@@ -86,13 +86,13 @@ class AWQ(Importer):
 
     def convert(self, name: str, spec: Spec, n: int, tensors: Mapping[str, Tensor]) -> CanonicalWeight:
         """Return the weight in the clear from its stored tensors."""
-        zero_point = unpack_columns(tensors["qzeros"], self.bits, n).T.contiguous() if "qzeros" in tensors else None
+        zero_point = unpack_awq(tensors["qzeros"], self.bits, n) if "qzeros" in tensors else None
         if zero_point is not None and not spec.has_zero_point:
             _check_middle(name, zero_point, self.bits)
             zero_point = None
         return CanonicalWeight(
             spec=spec,
-            codes=unpack_columns(tensors["qweight"], self.bits, n).T.contiguous(),
+            codes=unpack_awq(tensors["qweight"], self.bits, n),
             scale=tensors["scales"].T.contiguous(),
             zero_point=zero_point,
             bias=tensors.get("bias"),
@@ -115,13 +115,13 @@ class AWQ(Importer):
         return n, k
 
 
-def unpack_columns(words: Tensor, bits: int, n: int) -> Tensor:
-    """Return uint8 codes [rows, N] from words [rows, N*bits/32] in AWQ's column order."""
+def unpack_awq(words: Tensor, bits: int, n: int) -> Tensor:
+    """Return uint8 codes [N, rows] from words [rows, N*bits/32] in AWQ's column order."""
     if bits in LANES:
-        return unpack_lanes(words, bits, n, order=LANES[bits])
+        return unpack_columns(words, bits, n, order=LANES[bits])
     codes = unpack_stream(words, bits, n)
     # Position i of each eight holds column 0 2 4 6 1 3 5 7 [i], so column j lies at LANES[4][j].
-    return codes.unflatten(-1, (-1, 8))[..., list(LANES[4])].flatten(-2).contiguous()
+    return codes.unflatten(-1, (-1, 8))[..., list(LANES[4])].flatten(-2).T.contiguous()
 
 
 def _check_middle(name: str, zero_point: Tensor, bits: int) -> None:

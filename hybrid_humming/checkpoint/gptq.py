@@ -131,7 +131,7 @@ class GPTQ(Importer):
 
     def convert(self, name: str, rule: Rule, spec: Spec, k: int, tensors: Mapping[str, Tensor]) -> CanonicalWeight:
         """Return the weight in the clear from its stored tensors."""
-        codes = unpack_stream(tensors["qweight"].T.contiguous(), rule.bits, k)
+        codes = unpack_stream(tensors["qweight"].T, rule.bits, k)
         scale = tensors["scales"].T.contiguous()
         zero_point = None
         if "qzeros" in tensors:

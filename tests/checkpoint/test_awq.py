@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hybrid_humming.checkpoint import load_canonical
-from hybrid_humming.checkpoint.awq import unpack_columns
+from hybrid_humming.checkpoint.awq import unpack_awq
 from hybrid_humming.checkpoint.bits import unpack_stream
 from hybrid_humming.errors import CheckpointMismatch, MissingTensor, SpecError, UnknownQuantMethod
 from tests.checkpoint.build import GOLDEN, changed, golden
@@ -14,15 +14,15 @@ FOLDER, LAYER = "autoawq-gemm-bias", "model.layers.0.fc1"
 
 def test_golden_words_of_each_lane_order():
     word = torch.tensor([[0x75316420]], dtype=torch.int32)
-    assert unpack_columns(word, 4, 8).tolist() == [list(range(8))]
+    assert unpack_awq(word, 4, 8).flatten().tolist() == list(range(8))
     eight = torch.tensor([[0x03010200, 0x07050604]], dtype=torch.int32)
-    assert unpack_columns(eight, 8, 8).tolist() == [list(range(8))]
+    assert unpack_awq(eight, 8, 8).flatten().tolist() == list(range(8))
 
 
 def test_five_bits_are_one_stream_in_the_same_order():
     words = torch.randint(-(2**31), 2**31 - 1, (3, 5), dtype=torch.int32)
     stream = unpack_stream(words, 5, 32)
-    assert torch.equal(unpack_columns(words, 5, 32)[:, :8], stream[:, [0, 4, 1, 5, 2, 6, 3, 7]])
+    assert torch.equal(unpack_awq(words, 5, 32).T[:, :8], stream[:, [0, 4, 1, 5, 2, 6, 3, 7]])
 
 
 def test_aliases_of_bits_and_group_size_mean_the_same():

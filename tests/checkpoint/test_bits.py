@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hybrid_humming.checkpoint import load_canonical
-from hybrid_humming.checkpoint.bits import lane_words, stream_words, unpack_lanes, unpack_nibbles, unpack_stream
+from hybrid_humming.checkpoint.bits import lane_words, stream_words, unpack_columns, unpack_lanes, unpack_nibbles, unpack_stream
 from hybrid_humming.errors import ShapeError
 from tests.checkpoint.build import GOLDEN, LAYER, golden
 
@@ -48,6 +48,7 @@ def test_every_width_and_length_decodes(bits, rows, count, seed):
     assert torch.equal(unpack_stream(stream.T, bits, count, dim=0), want.T)
     assert torch.equal(unpack_lanes(lanes, bits, count), want)
     assert torch.equal(unpack_lanes(lanes.T.contiguous(), bits, count, dim=0), want.T)
+    assert torch.equal(unpack_columns(lanes, bits, count), want.T)
 
 
 # The first word (or byte) of the values 0, 1, 2, ..., as written by the exporters; compressed-tensors adds 2^(b-1) to each
@@ -115,3 +116,14 @@ def test_every_documented_layout_of_a_golden_word_is_written_by_its_exporter(): 
         codes = load_canonical(GOLDEN / folder)[LAYER].codes
         words = as_stream(codes.numpy().astype(np.int64), bits)
         assert torch.equal(words, stored if dim else stored.T)
+
+
+@pytest.mark.parametrize("bits", [1, 3, 4])
+def test_many_rows_are_unpacked_some_at_a_time(bits, monkeypatch):
+    codes = np.random.default_rng(bits).integers(0, 2**bits, (50, 64))
+    want = torch.from_numpy(codes.astype(np.uint8))
+    monkeypatch.setattr("hybrid_humming.checkpoint.bits.CHUNK", 300)
+    stream = as_stream(codes, bits)
+    assert torch.equal(unpack_stream(stream, bits, 64), want)
+    assert torch.equal(unpack_stream(stream.view(5, 10, -1), bits, 64), want.view(5, 10, 64))
+    assert torch.equal(unpack_columns(as_lanes(codes, bits), bits, 64), want.T)
