@@ -60,7 +60,7 @@ def pack_weight(
         inside_block=block is not None and weight.block_offset[1] % block[1] != 0,
     )
     packed = packing.pack(weight, chosen)
-    return packed if device is None or isinstance(device, DeviceInfo) or not _is_torch(device) else packed.to(device)
+    return packed if device is None or isinstance(device, DeviceInfo) or not is_torch(device) else packed.to(device)
 
 
 def unpack_weight(qweight: QWeight) -> CanonicalWeight:
@@ -74,7 +74,7 @@ def repack(qweight: QWeight, device: Device, *, layout: str | None = None) -> QW
     """Return the same weight on `device`, in the layout that is best there."""
     weight = unpack_weight(qweight)
     DeviceInfo.of(device)  # a device that is not there is refused in our words, not torch's
-    return pack_weight(weight.to(device) if _is_torch(device) else weight, device=device, layout=layout)  # type: ignore[arg-type]
+    return pack_weight(weight.to(device) if is_torch(device) else weight, device=device, layout=layout)  # type: ignore[arg-type]
 
 
 def place(qweight: QWeight, device: Device) -> QWeight:
@@ -85,7 +85,7 @@ def place(qweight: QWeight, device: Device) -> QWeight:
     best = choose_layout(qweight.spec, qweight.n, qweight.k, info, experts=qweight.experts, inside_block=inside)
     if best.family != qweight.layout.family:
         return repack(qweight, device)
-    return qweight.to(device) if _is_torch(device) else qweight  # type: ignore[arg-type]
+    return qweight.to(device) if is_torch(device) else qweight  # type: ignore[arg-type]
 
 
 def dequantize(qweight: QWeight | CanonicalWeight, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -158,7 +158,7 @@ def explain(
     return planning.explain_problem((problem, layout, info), m=m, fallback=options.fallback)
 
 
-def _is_torch(device: Device) -> bool:
+def is_torch(device: Device) -> bool:
     """True for a device that tensors can be moved to, as opposed to the name of a GPU to plan for."""
     if isinstance(device, torch.device):
         return True

@@ -14,8 +14,9 @@ import torch
 
 from hybrid_humming import env
 from hybrid_humming import pack as packing
-from hybrid_humming.api import Device, pack_weight, place
+from hybrid_humming.api import Device, is_torch, pack_weight, place
 from hybrid_humming.checkpoint import Checkpoint, ReadOptions
+from hybrid_humming.device import DeviceInfo
 from hybrid_humming.errors import CheckpointError, CheckpointMismatch, MissingDependency, ShapeError
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight, QWeight
@@ -99,7 +100,8 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
 
     def bias(self, name: str) -> torch.Tensor | None:
         """Return a layer's bias [N] in the order of its rows, or None: what `hh.gemm` takes as `bias`."""
-        return self.checkpoint.layer(name).read_bias()
+        bias = self.checkpoint.layer(name).read_bias()
+        return bias if bias is None or self.checkpoint.device is None else bias.to(self.checkpoint.device)
 
     def notes(self, name: str) -> Mapping[str, object]:
         """Return what the model does with a layer and no spec says: gpt-oss's expert activation, its clamp and alpha."""
@@ -144,6 +146,8 @@ def load(
 
         qweight, spec = hh.load(path)["model.layers.0.mlp.down_proj"]
 
+    device            a torch device: layers are moved there as stored, then taken apart and packed there; or the name of a GPU to
+                      pack for, on the CPU
     activation        the activation half to serve every layer with in place of the checkpoint's own: "mxfp8", "e4m3 token"
     strict            refuse at once if a layer lacks a tensor or anything quantized would stay unread; lists them all
     validate          refuse a layer with NaN or infinite scales, or whose stored hash is another, when it is read
@@ -151,7 +155,10 @@ def load(
     plain             decode layers that no spec can hold (HQQ's axis 0) to 16-bit weights, for `loaded.plain(name)`
     """
     options = ReadOptions(gptq_zero_points=gptq_zero_points, plain=plain)
-    checkpoint = load_canonical(path, strict=strict, validate=validate, options=options)
+    if device is not None:
+        DeviceInfo.of(device)  # one that is not there is refused before anything is read
+    work = device if device is not None and not isinstance(device, DeviceInfo) and is_torch(device) else None
+    checkpoint = _Unpacking(path, strict=strict, validate=validate, options=options, device=work)
     return Loaded(checkpoint, device=device, activation=activation)
 
 

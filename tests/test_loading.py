@@ -1,14 +1,27 @@
 """hh.load: from a folder to packed weights that multiply."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import hybrid_humming as hh
-from hybrid_humming.errors import CheckpointError, CheckpointMismatch, CorruptFile, MissingTensor, ShapeError
+from hybrid_humming.checkpoint.registry import StoredLayer
+from hybrid_humming.errors import (
+    CheckpointError,
+    CheckpointMismatch,
+    CorruptFile,
+    HybridHummingError,
+    MissingTensor,
+    ShapeError,
+)
 from tests.checkpoint.build import GOLDEN, LAYER, changed, golden, stack, write
 from tests.checkpoint.test_golden import FOLDERS, OPTIONS, ROUNDED
 
+ROOT = Path(__file__).resolve().parents[1]
 ACT_ORDER = "gptqmodel-w4-g16-asym-desc-act"
 PACKED = [f for f in FOLDERS if not f.startswith(ROUNDED)]
 
@@ -165,3 +178,60 @@ def test_what_was_loaded_prints_as_one_line():
     assert repr(hh.load(folder)) == f"Loaded({folder}: 2 layers: 1 x 'uint2 g16 zp:fp16 x fp16', 1 x 'uint4 g32 zp:fp16 x fp16')"
     axis_0 = GOLDEN / "refused" / "hqq-axis0"
     assert repr(hh.load(axis_0, plain=True)) == f"Loaded({axis_0}: 0 layers, 2 plain)"
+
+
+def test_a_layer_is_taken_apart_on_the_device_asked_for(monkeypatch):
+    seen, read = [], StoredLayer.read
+    monkeypatch.setattr(StoredLayer, "read", lambda self, **k: seen.append(k["device"]) or read(self, **k))
+    folder = GOLDEN / "gptqmodel-w4-g16-sym-v1"
+    hh.load(folder, device="cpu")[LAYER]
+    hh.load(folder, device="h200")[LAYER]  # packed for it, here
+    hh.load(folder)[LAYER]
+    assert seen == ["cpu", None, None]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_read():
+    with pytest.raises(HybridHummingError, match="cuda"):
+        hh.load(GOLDEN / "gptqmodel-w4-g16-sym-v1", device="cuda")
+
+
+PEAK = """
+import sys
+import hybrid_humming as hh
+
+def peak():
+    line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+path, readers = sys.argv[1], int(sys.argv[2])
+loaded = hh.load(path, device="h200")
+layer = next(iter(loaded.checkpoint.layers.values()))
+hh.load(sys.argv[3], device="h200")[next(iter(hh.load(sys.argv[3])))]  # imports, thread pools and first-use allocations
+before, count = peak(), 0
+for _, qweight, _ in loaded.stream(readers=readers, progress=False):
+    count += 1
+tensors = layer.stored_bytes + layer.n * layer.k + qweight.nbytes
+print(count, peak() - before, tensors)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+@pytest.mark.parametrize("readers", [1, 2])
+def test_peak_memory_is_a_layer_for_each_reader(tmp_path, readers):
+    """Eight layers of 25 MB stored, 50 MB of codes and 25 MB packed: 800 MB pass through."""
+    n, k, count = 6144, 8192, 8
+    config = golden("gptqmodel-w4-g16-sym-v1")[0]
+    config["quantization_config"] |= {"group_size": 128}
+    one = {
+        "qweight": torch.randint(0, 2**31, (k // 8, n), dtype=torch.int32),
+        "scales": torch.full((k // 128, n), 0.01, dtype=torch.float16),
+        "qzeros": torch.full((k // 128, n // 8), 0x77777777, dtype=torch.int32),
+    }
+    tensors = {f"layers.{i}.{part}": tensor for i in range(count) for part, tensor in one.items()}
+    path = write(tmp_path, config, {name: tensor.clone() for name, tensor in tensors.items()})
+    script = [sys.executable, "-c", PEAK, str(path), str(readers), str(GOLDEN / "gptqmodel-w4-g16-sym-v1")]
+    found = subprocess.run(script, capture_output=True, text=True, cwd=ROOT, check=True).stdout.split()
+    layers, grown, layer = map(int, found)
+    assert layers == count
+    assert grown <= 200e6 + readers * layer, f"{grown / 1e6:.0f} MB for layers of {layer / 1e6:.0f} MB"

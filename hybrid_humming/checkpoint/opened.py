@@ -39,11 +39,20 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
     layers    name -> StoredLayer of every layer that can be read
     troubles  the modules that can't; with strict=True opening raises one error that lists them all
     plain     name -> PlainLayer of those that were decoded to 16-bit weights because no spec holds them; not among the layers
+    device    where a layer's tensors are taken apart; None: on the CPU
     rest      names of the tensors that no quantized layer takes (norms, embeddings, KV cache scales), for `tensor`
     """
 
-    def __init__(self, path: str | Path, *, strict: bool = True, validate: bool = True, options: ReadOptions | None = None) -> None:
-        self.path = Path(path)
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        strict: bool = True,
+        validate: bool = True,
+        options: ReadOptions | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.path, self.device = Path(path), device
         self.config, self.files = _open(self.path)
         self.validate = validate
         self.layers: dict[str, StoredLayer] = {}
@@ -55,7 +64,7 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
             self._refuse()
 
     def __getitem__(self, name: str) -> CanonicalWeight:
-        weight = self.layer(name).read(validate=self.validate)
+        weight = self.layer(name).read(validate=self.validate, device=self.device)
         try:
             return weight.validate() if self.validate else weight
         except HybridHummingError as error:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.files import TensorInfo
 from hybrid_humming.errors import CheckpointMismatch, MissingTensor, UnknownQuantMethod, did_you_mean
-from hybrid_humming.lazy import Tensor
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight, QWeight
 
@@ -125,9 +125,10 @@ class StoredLayer:
         bias = self.parts["bias"].read()
         return bias if self.arrange_bias is None else self.arrange_bias(bias)
 
-    def read(self, *, validate: bool = True) -> CanonicalWeight:
-        """Read the tensors and return the weight; `validate` checks a stored hash."""
-        return self.convert(self._tensors(validate))
+    def read(self, *, validate: bool = True, device: torch.device | str | None = None) -> CanonicalWeight:
+        """Read the tensors and return the weight, taken apart on `device`; `validate` checks a stored hash."""
+        tensors = self._tensors(validate)
+        return self.convert(tensors if device is None else {part: tensor.to(device) for part, tensor in tensors.items()})
 
     def read_packed(self, *, validate: bool = True) -> QWeight:
         """Read the tensors of a layer that is stored packed (`packed` is set) and return them as they are."""

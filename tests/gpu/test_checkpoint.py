@@ -24,3 +24,16 @@ def test_conversion_and_packing_on_the_gpu_give_the_same_bytes(folder):
         assert (one.spec, one.layout) == (other.spec, other.layout)
         for part, tensor in other.tensors().items():
             assert torch.equal(raw(one.tensors()[part]), raw(tensor)), f"{name}.{part}"
+
+
+def test_a_layer_loaded_for_the_gpu_is_taken_apart_there(monkeypatch):
+    from hybrid_humming.checkpoint.registry import StoredLayer
+
+    folder, name = GOLDEN / "gptqmodel-w4-g16-asym-desc-act", "model.layers.0.mlp.down_proj"
+    seen, convert = [], StoredLayer.read
+    monkeypatch.setattr(StoredLayer, "read", lambda self, **k: seen.append(k["device"]) or convert(self, **k))
+    loaded = hh.load(folder, device="cuda")
+    qweight, _ = loaded[name]
+    assert seen == ["cuda"] and qweight.device.type == "cuda" and loaded.bias(name).is_cuda
+    want, _ = hh.load(folder, device=hh.DeviceInfo.of("cuda"))[name]
+    assert all(torch.equal(raw(tensor), raw(want.tensors()[part])) for part, tensor in qweight.tensors().items())
