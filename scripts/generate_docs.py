@@ -12,6 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import checkpoint_tables  # noqa: E402
+
 from hybrid_humming import api, dtypes, env, errors, spec  # noqa: E402
 from hybrid_humming.device import DeviceInfo, device_names  # noqa: E402
 from hybrid_humming.plan import fallback_table, registry  # noqa: E402
@@ -162,7 +164,19 @@ def measured_table() -> str:
     return f"{what}, {how}. {where}, [{file}](bench/results/{file}).\n\n{table(head, body)}"
 
 
+def variants_read() -> str:
+    """Every variant that a fixture shows to be read."""
+    return table(["`quant_method`", "spec", "fixtures in tests/golden"], checkpoint_tables.read_table())
+
+
+def variants_refused() -> str:
+    """Every variant that a test shows to be refused."""
+    return table(["`quant_method`", "refused", "test"], checkpoint_tables.refused_table())
+
+
 PARTS = {
+    "variants_read": variants_read,
+    "variants_refused": variants_refused,
     "measured": measured_table,
     "support": support_table,
     "env": env.table,

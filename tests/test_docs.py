@@ -40,3 +40,10 @@ def test_links_and_scripts_of_a_page_exist(page):
         assert (page.parent / target).exists(), target
     for script in re.findall(r"\b(?:scripts|examples|tests|hybrid_humming)/[\w./]+\w", text):
         assert (ROOT / script).exists(), script
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_tests_that_a_page_names_exist(page):
+    for file, function in re.findall(r"`(test_\w+)::(test_\w+)`", page.read_text()):
+        sources = [path.read_text() for path in (ROOT / "tests").rglob(f"{file}.py")]
+        assert any(re.search(rf"^def {function}\(", source, re.M) for source in sources), f"{file}::{function}"

@@ -225,7 +225,7 @@ def test_a_partial_last_block_has_its_own_scale():  # cases 12, 13
     assert torch.equal(dequantize(weight)[128:], weight.codes[128:].view(torch.float8_e4m3fn).float() * last)
 
 
-@pytest.mark.parametrize("n,k,rows,columns", [(576, 7168, 5, 56), (192, 576, 2, 5), (224, 192, 2, 2)])
+@pytest.mark.parametrize("n,k,rows,columns", [(576, 7168, 5, 56), (192, 576, 2, 5), (224, 192, 2, 2), (4544, 192, 36, 2)])
 def test_blocks_are_counted_up(tmp_path, n, k, rows, columns):  # cases 12, 13
     config, tensors = golden("llmcompressor-fp8-block")
     config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = None

@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+import hybrid_humming as hh
 from hybrid_humming.checkpoint import ReadOptions, load_canonical
 from hybrid_humming.checkpoint.act_order import group_order
 from hybrid_humming.errors import AmbiguousCheckpoint, CheckpointMismatch, MissingTensor, ShapeError, UnknownQuantMethod
@@ -214,12 +215,27 @@ def test_k_that_is_no_multiple_of_the_group_says_how_many_groups(tmp_path):  # c
         load_canonical(path)
 
 
-@pytest.mark.parametrize("n,k,g", [(8, 128, 32), (128, 64, 16), (64, 64, 16), (16, 128, 16), (24, 1848, 8), (40, 96, 32)])
+@pytest.mark.parametrize(
+    "n,k,g", [(8, 128, 32), (128, 64, 16), (64, 64, 16), (16, 128, 16), (24, 1848, 8), (40, 96, 32), (128, 4096, 128)]
+)
 def test_n_below_k_above_k_and_equal_to_the_group(tmp_path, n, k, g):  # cases 9, 17
     config, parts, exact = logical("v2", n=n, k=k, g=g)
     checkpoint = load_canonical(changed(tmp_path, ASYM, quantization=config, **parts))
     assert checkpoint.layer(LAYER).shape == (n, k)
     assert torch.equal(dequantize(checkpoint[LAYER], torch.float64), exact)
+
+
+@pytest.mark.parametrize("g", [16, 32, 64, 128, 256])
+def test_each_group_size_is_used_as_it_is(tmp_path, g):  # case 16
+    config, parts, exact = logical("v2", k=256, n=16, g=g)
+    qweight, spec = hh.load(changed(tmp_path, ASYM, quantization=config, **parts))[LAYER]
+    x = torch.randint(-4, 5, (3, 256), generator=torch.Generator().manual_seed(g)).half() / 8
+    y = hh.gemm(x, qweight, spec)
+    torch.testing.assert_close(y.double(), x.double() @ exact.T, rtol=2**-9, atol=2**-6)
+    # The same codes read in groups of 128: another weight for smaller groups, the same one for larger ones.
+    coarse = {part: parts[part][:: max(1, 128 // g)].repeat_interleave(max(1, g // 128), 0) for part in ("scales", "qzeros")}
+    path = changed(tmp_path / "coarse", ASYM, quantization={**config, "group_size": 128}, **{**parts, **coarse})
+    assert torch.equal(hh.dequantize(hh.load(path)[LAYER][0]).double(), exact) == (g >= 128)
 
 
 def test_qweight_and_g_idx_must_agree_on_k(tmp_path):

@@ -36,6 +36,17 @@ def test_unpack_gives_back_the_canonical_scales(line, n, k, experts):
     assert torch.equal(unpack_scales(packed, spec, layout).view(torch.uint8), canonical.view(torch.uint8))
 
 
+@pytest.mark.parametrize("n, k", [(130, 176), (1, 48), (129, 2064)])
+def test_each_expert_has_a_plane_of_scales_of_its_own(n, k):
+    """N is no multiple of 128 and K / 16 none of 4: padding belongs to each expert, not to the batch."""
+    spec, layout = Spec.parse("nvfp4 x bf16"), layout_of(n, k)
+    together = scales_of(spec, n, k, experts=(3,)).view(torch.uint8)
+    one_by_one = [pack_scales(scale.view(torch.float8_e4m3fn), spec, layout) for scale in together]
+    packed = pack_scales(together.view(torch.float8_e4m3fn), spec, layout)
+    assert torch.equal(packed.view(torch.uint8), torch.stack([one.view(torch.uint8) for one in one_by_one]))
+    assert torch.equal(unpack_scales(packed, spec, layout).view(torch.uint8), together)
+
+
 @pytest.mark.parametrize("line", ["int4 g16 x bf16", "int4 g32 x bf16", "int4 g64 x bf16", "int4 g128 x bf16", "int4 g256 x bf16"])
 def test_the_scales_of_a_row_and_a_step_lie_together(line):
     spec, (n, k) = Spec.parse(line), (70, 1280)

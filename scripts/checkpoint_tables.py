@@ -1,0 +1,90 @@
+"""Tables of the checkpoint variants: which are read, shown by a fixture each, and which are refused, shown by a test each."""
+
+import re
+from pathlib import Path
+
+from hybrid_humming.checkpoint import ReadOptions, inspect
+from hybrid_humming.checkpoint.config import read_config
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLDEN = ROOT / "tests" / "golden"
+TESTS = ROOT / "tests"
+ASKED = {"gptqmodel-w4-g16-asym-unlabelled": ReadOptions(gptq_zero_points="v1")}  # what these files don't say
+
+# (quant_method, what is refused, the test of its message)
+REFUSED = [
+    ("gptq", "`gptq_p`, the planar layout: GPTQModel's 5, 6, 7 bits", "test_gptq::test_the_planar_layout_is_refused_by_name"),
+    ("gptq", "1, 5, 6, 7, 16 bits under another label", "test_gptq::test_widths_that_are_not_read_are_named"),
+    ("gptq", "repacked for Marlin, BitBLAS, QQQ", "test_gptq::test_repacked_layouts_are_refused_by_name"),
+    ("gptq", "`pack_dtype` other than int32", "test_gptq::test_words_other_than_int32_are_refused"),
+    ("gptq", "asymmetric without label or flag", "test_gptq::test_an_asymmetric_layer_without_a_label_asks_for_the_flag"),
+    (
+        "gptq",
+        "`g_idx` groups that share no multiple of 8",
+        "test_gptq::test_groups_that_share_no_multiple_of_8_are_refused_with_the_count",
+    ),
+    ("awq", "`gemv`, `gemv_fast`", "test_awq::test_gemv_layouts_are_refused_by_name"),
+    ("awq", "`llm-awq`, `exllama`, `marlin`, `ipex`", "test_awq::test_other_versions_are_refused_by_name"),
+    ("awq", "words along K under the label gemm", "test_awq::test_a_gemv_file_labelled_gemm_is_seen_by_its_shape"),
+    ("auto-round", "other packings, data types, static int activations", "test_autoround::test_what_is_not_read_says_so"),
+    (
+        "compressed-tensors",
+        "`marlin-24`, `sparse-24-bitmask`, `sparse-bitmask`, `dense`",
+        "test_compressed_tensors::test_old_layouts_are_refused_by_name",
+    ),
+    (
+        "compressed-tensors",
+        "`sparsity_config`, `transform_config`",
+        "test_compressed_tensors::test_sparse_and_rotated_checkpoints_are_refused",
+    ),
+    (
+        "compressed-tensors",
+        "asymmetric activations, dynamic ones by tensor, floats of other widths",
+        "test_compressed_tensors::test_activations_that_are_not_read_say_so",
+    ),
+    ("modelopt", "SVDQuant, unknown algorithms", "test_modelopt::test_other_algorithms_are_refused_by_name"),
+    (
+        "quark",
+        "`mx` values, other widths and axes, dynamic weights",
+        "test_quark::test_settings_that_are_not_read_say_so",
+    ),
+    (
+        "quark",
+        "run-time rotations, asymmetric activations, two stages of values, other pack methods",
+        "test_quark::test_variants_that_are_not_read_say_so",
+    ),
+    ("bitnet", "online mode, inner norms, other classes", "test_bitnet::test_what_is_not_read_says_so"),
+    ("hqq", "axis 0 as a quantized layer (read as 16-bit with `plain=True`)", "test_hqq::test_axis_0_is_refused_with_the_way_out"),
+    ("hqq", "quantized scales", "test_hqq::test_quantized_scales_are_refused"),
+    ("torchao", "integer groups (`IntxWeightOnlyConfig`)", "test_torchao::test_integer_groups_are_refused_by_name"),
+    ("torchao", "int4, NVFP4, per-module configs", "test_torchao::test_other_configs_are_refused_by_name"),
+    ("torchao", "configs of older versions", "test_torchao::test_a_config_of_older_versions_is_refused"),
+    ("ours", "another layout version", "test_saving::test_another_layout_version_is_refused_and_says_how_to_convert"),
+    ("ours", "a later format version", "test_saving::test_a_later_format_version_is_refused"),
+    ("others", "bitsandbytes, GGUF, AQLM, VPTQ, HIGGS", "test_registry::test_formats_that_stay_outside_say_why"),
+    ("others", "an unknown `quant_method`", "test_registry::test_an_unknown_method_gets_the_nearest_name"),
+]
+
+
+def read_table() -> list[list[str]]:
+    """[method, spec lines, fixtures]: every checkpoint of tests/golden, by the specs of its layers."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for folder in sorted(f for f in GOLDEN.iterdir() if (f / "expected.safetensors").exists()):
+        reports = inspect(folder, options=ASKED.get(folder.name))
+        specs = ", ".join(sorted({f"`{report.spec}`" for report in reports}))
+        found.setdefault((read_config(folder).method, specs), []).append(f"`{folder.name}`")
+    return [[f"`{method}`", specs, ", ".join(names)] for (method, specs), names in sorted(found.items())]
+
+
+def refused_table() -> list[list[str]]:
+    """[method, variant, test]; raises where a test is gone."""
+    return [[f"`{method}`", what, f"`{named(test)}`"] for method, what, test in REFUSED]
+
+
+def named(test: str) -> str:
+    """`file::function` with the file's path; raises ValueError unless the function is there."""
+    file, _, function = test.partition("::")
+    paths = sorted(TESTS.rglob(f"{file}.py"))
+    if not any(re.search(rf"^def {function}\b", path.read_text(), re.M) for path in paths):
+        raise ValueError(f"{test}: no such test under {TESTS}")
+    return test
