@@ -22,11 +22,12 @@ import torch
 
 from hybrid_humming import __version__
 from hybrid_humming import pack as packing
+from hybrid_humming.checkpoint.bits import pack_bytes
 from hybrid_humming.checkpoint.config import KEYS, TWINS
 from hybrid_humming.checkpoint.ours import FORMAT_VERSION, METHOD
 from hybrid_humming.checkpoint.writer import Writer
 from hybrid_humming.dtypes import parse_format
-from hybrid_humming.errors import CheckpointError, DtypeError
+from hybrid_humming.errors import CheckpointError, DtypeError, ValueRangeError
 from hybrid_humming.loading import Loaded
 from hybrid_humming.spec import Spec
 from hybrid_humming.tag import PART, Tag
@@ -54,10 +55,10 @@ def save(
 ) -> None:
     """Write weights by layer name to `path`: a folder, or one file if it ends in .safetensors. `hh.load` reads them bit-equal.
 
-    weights    a QWeight is written as its packed bytes, a CanonicalWeight as one code a byte; any mapping will do, and each
+    weights    a QWeight is written as its packed bytes, a CanonicalWeight as one bit stream a row; any mapping will do, and each
                weight is asked for once: what `hh.load` returned is read layer by layer, with its biases and unquantized tensors
     rest       other tensors by full name: norms, and biases as "<layer>.bias"
-    canonical  unpack every weight first: larger, but independent of any layout
+    canonical  unpack every weight first: as small, and independent of any layout
     config     the model's config.json, written beside with our quantization_config (folders only)
     """
     if isinstance(weights, Loaded):
@@ -137,8 +138,18 @@ def _write(writer: Writer, name: str, weight: Weight, bias: Tensor | None, canon
     if bias is not None:
         tensors["bias"] = bias
     tag = Tag.of(weight, notes)
+    if isinstance(weight, CanonicalWeight):
+        tensors["codes"] = _bit_packed(name, weight)
+        tag = dataclasses.replace(tag, k=weight.k)
     tag = dataclasses.replace(tag, sha256=tag.digest(tensors))
     writer.add({_full(name, part): tensor for part, tensor in tensors.items()}, (_full(name, PART), str(tag)))
+
+
+def _bit_packed(name: str, weight: CanonicalWeight) -> Tensor:
+    codes, bits = weight.codes, weight.spec.bits
+    if codes.numel() and int(codes.max()) >= 2**bits:
+        raise ValueRangeError(f"{name}: codes reach {int(codes.max())}, but {weight.spec.weight} has codes 0..{2**bits - 1}")
+    return pack_bytes(codes, bits)
 
 
 def _tensors(weight: Weight) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Tag: what a stored weight's tensors don't say, as one line of text beside them.
 
     int4 g128 x bf16|portable.v1:int4:4096x4096:4096x4096|block_offset=0,64|sha256=5f70...
-    int4 g128 x bf16|canonical|hadamard=64
+    int4 g128 x bf16|canonical|k=4096|hadamard=64
     mxfp4 x bf16|portable.v1:e2m1:5760x2880:5760x2880:e32|notes={"activation": "swiglu_oai"}
 
 Stored as the uint8 tensor `quantization` of a module, in files that `hh.save` writes and in the state dict of `hh.Linear`, so
@@ -30,12 +30,14 @@ CANONICAL = "canonical"
 class Tag:
     """One weight's line.
 
-    layout  None: the weight is canonical, one code a byte
+    layout  None: the weight is canonical
+    k       K of a canonical weight whose rows are stored as bit streams; None: one code a byte, or packed
     notes   JSON object: what the model does with the layer and no spec says, such as gpt-oss's activation
     """
 
     spec: Spec
     layout: PackLayout | None = None
+    k: int | None = None
     hadamard: int | None = None
     block_offset: tuple[int, int] = (0, 0)
     notes: str = ""
@@ -54,6 +56,8 @@ class Tag:
 
     def __str__(self) -> str:
         words = [str(self.spec), CANONICAL if self.layout is None else str(self.layout)]
+        if self.k is not None:
+            words.append(f"k={self.k}")
         if self.hadamard:
             words.append(f"hadamard={self.hadamard}")
         if self.block_offset != (0, 0):
@@ -70,19 +74,20 @@ class Tag:
         spec, _, rest = text.strip().partition("|")
         layout, *words = rest.split("|")
         found = dict(word.split("=", 1) for word in words if "=" in word)
-        unknown = [word for word in words if word.partition("=")[0] not in ("hadamard", "block_offset", "notes", "sha256")]
+        unknown = [word for word in words if word.partition("=")[0] not in ("k", "hadamard", "block_offset", "notes", "sha256")]
         if unknown or not layout:
-            grammar = "spec|layout[|hadamard=H][|block_offset=N,K][|notes=JSON][|sha256=...]"
+            grammar = "spec|layout[|k=K][|hadamard=H][|block_offset=N,K][|notes=JSON][|sha256=...]"
             newer = f", not {unknown[0]!r}; written by a newer version?" if unknown else ""
             raise LayoutError(f"can't read the tag {text.strip()[:200]!r}: expected {grammar}{newer}")
         try:
             first, second = (int(number) for number in found.get("block_offset", "0,0").split(","))
-            hadamard = int(found["hadamard"]) if "hadamard" in found else None
+            k, hadamard = (int(found[name]) if name in found else None for name in ("k", "hadamard"))
         except ValueError as error:
             raise LayoutError(f"can't read the tag {text.strip()[:200]!r}: {error}") from None
         return cls(
             spec=Spec.parse(spec),
             layout=None if layout == CANONICAL else PackLayout.parse(layout),
+            k=k,
             hadamard=hadamard,
             block_offset=(first, second),
             notes=found.get("notes", ""),

@@ -16,12 +16,14 @@ from hybrid_humming import pack as packing
 from hybrid_humming.checkpoint.ours import READABLE
 from hybrid_humming.errors import (
     CheckpointError,
+    CheckpointMismatch,
     CorruptFile,
     DtypeError,
     LayoutError,
     MissingTensor,
     SpecError,
     UnknownQuantMethod,
+    ValueRangeError,
 )
 from hybrid_humming.tag import Tag
 from hybrid_humming.weight import scan
@@ -119,8 +121,40 @@ def test_biases_and_other_tensors_come_along(tmp_path):
 def test_the_files_are_plain_safetensors(tmp_path):
     hh.save(tmp_path / "m", {f"l{i}": weight_of(line, 8, 96) for i, line in enumerate(SPECS)}, rest={"é": torch.ones(3).half()})
     tensors = load_file(tmp_path / "m" / "model.safetensors")
-    assert torch.equal(tensors["l0.codes"], weight_of(SPECS[0], 8, 96).codes) and len(tensors["é"]) == 3
-    assert bytes(tensors["l5.quantization"].numpy()).startswith(b"nvfp4 x nvfp4|canonical|sha256=")
+    codes = weight_of(SPECS[0], 8, 96).codes
+    assert torch.equal(tensors["l0.codes"], codes[:, ::2] | codes[:, 1::2] << 4) and len(tensors["é"]) == 3
+    assert bytes(tensors["l5.quantization"].numpy()).startswith(b"nvfp4 x nvfp4|canonical|k=96|sha256=")
+
+
+@pytest.mark.parametrize("line", ["int3 g32 x bf16", "int4 g32 x bf16", "e3m2 g32 x bf16", "int8 channel x bf16"])
+def test_canonical_codes_take_their_own_bits(tmp_path, line):
+    weight = weight_of(line, 8, 96)
+    hh.save(tmp_path / "x.safetensors", {"x": weight})
+    stored = load_file(tmp_path / "x.safetensors")["x.codes"]
+    assert tuple(stored.shape) == (8, 96 * weight.spec.bits // 8)
+    assert same(hh.load_canonical(tmp_path / "x.safetensors")["x"], weight)
+
+
+def test_canonical_codes_of_one_byte_each_are_read_too(tmp_path):
+    weight = weight_of("uint4 g32 zp x bf16", 8, 96)
+    tensors = {"x.codes": weight.codes, "x.scale": weight.scale, "x.zero_point": weight.zero_point}
+    save_file({**tensors, "x.quantization": Tag.of(weight).to_tensor()}, tmp_path / "x.safetensors")
+    assert same(hh.load_canonical(tmp_path / "x.safetensors")["x"], weight)
+
+
+def test_codes_that_the_format_lacks_are_not_saved(tmp_path):
+    weight = weight_of("int4 g32 x bf16", 8, 96)
+    with pytest.raises(ValueRangeError, match="x: codes reach 16, but int4 has codes 0..15"):
+        hh.save(tmp_path / "x.safetensors", {"x": weight.replace(codes=weight.codes.clone().fill_(16))})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_k_that_the_codes_contradict_is_refused(tmp_path):
+    weight = weight_of("int4 g32 x bf16", 8, 96)
+    tag = dataclasses.replace(Tag.of(weight), k=128).to_tensor()
+    save_file({"x.codes": weight.codes, "x.scale": weight.scale, "x.quantization": tag}, tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointMismatch, match=r"x: codes are U8 \[8, 96\], but K=128 at 4 bits takes 64 bytes a row"):
+        hh.load(tmp_path / "x.safetensors")
 
 
 def test_shards_hold_whole_layers_and_load_alike(tmp_path):

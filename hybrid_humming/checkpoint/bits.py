@@ -19,6 +19,11 @@ def stream_words(count: int, bits: int) -> int:
     return -(-count * bits // 32)
 
 
+def stream_bytes(count: int, bits: int) -> int:
+    """Number of bytes that `count` codes take as one bit stream."""
+    return -(-count * bits // 8)
+
+
 def lane_words(count: int, bits: int) -> int:
     """Number of int32 words that `count` codes take in whole lanes."""
     return -(-count // (32 // bits))
@@ -67,6 +72,35 @@ def unpack_nibbles(packed: Tensor, count: int) -> Tensor:
             f"packed nibbles are {packed.dtype} {list(packed.shape)}; {count} codes need uint8 [..., {-(-count // 2)}]"
         )
     return _by_rows(packed, count, lambda part: _from_bytes(part.contiguous(), 4))
+
+
+def unpack_bytes(packed: Tensor, bits: int, count: int) -> Tensor:
+    """Return uint8 codes [..., count] from bytes [..., stream_bytes(count, bits)] that are one bit stream a row."""
+    if packed.dtype != torch.uint8 or packed.shape[-1] != stream_bytes(count, bits):
+        raise ShapeError(
+            f"packed codes are {packed.dtype} {list(packed.shape)}; {count} codes of {bits} bits need uint8 "
+            f"[..., {stream_bytes(count, bits)}]"
+        )
+    decode = _from_bytes if 8 % bits == 0 else _from_straddling
+    return _by_rows(packed, count, lambda part: decode(part.contiguous(), bits))
+
+
+def pack_bytes(codes: Tensor, bits: int) -> Tensor:
+    """Return the bytes [..., stream_bytes(K, bits)] of uint8 codes [..., K] as one bit stream a row; codes are below 2^bits."""
+    if bits == 8:
+        return codes
+    return _by_rows(codes, stream_bytes(codes.shape[-1], bits), lambda part: _to_bytes(part, bits))
+
+
+def _to_bytes(codes: Tensor, bits: int) -> Tensor:
+    """Eight codes are the bytes of an int64, and their bits the low `bits` bytes of another."""
+    padded = torch.nn.functional.pad(codes.contiguous(), (0, -codes.shape[-1] % 8))
+    padded = padded.clone() if padded.storage_offset() % 8 else padded
+    eights = padded.view(torch.int64)
+    joined = eights & 0xFF
+    for i in range(1, 8):
+        joined |= ((eights >> (8 * i)) & 0xFF) << (bits * i)
+    return joined.view(torch.uint8).unflatten(-1, (-1, 8))[..., :bits].flatten(-2)
 
 
 def _by_rows(packed: Tensor, count: int, decode: Callable[[Tensor], Tensor]) -> Tensor:

@@ -1,7 +1,8 @@
 """Our own files: packed bytes as a kernel reads them, or canonical weights, each with a tag. Written by `hh.save`.
 
     packed      qweight, scale [, zero_point, secondary_scale]     in the order of the layout that the tag names
-    canonical   codes [N, K] uint8, scale [, zero_point, secondary_scale]
+    canonical   codes uint8 [N, ceil(K*b/8)], scale [, zero_point, secondary_scale]: each row one bit stream, low bits first;
+                codes [N, K], one a byte, where the tag has no k
     both        [input_scale, pre_quant_scale, permutation, bias,] quantization: uint8, the tag (hybrid_humming/tag.py)
 
 The state dict of a model with `hh.Linear` layers has the same names and is read too.
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from hybrid_humming import __version__
+from hybrid_humming.checkpoint.bits import stream_bytes, unpack_bytes
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, pick, require
 from hybrid_humming.errors import CheckpointError, CheckpointMismatch, CorruptFile, LayoutError, UnknownQuantMethod
@@ -88,8 +90,13 @@ def _sizes(name: str, parts: Parts, tag: Tag) -> tuple[int, int, int]:
             raise CheckpointMismatch(f"{name}: qweight is {stored}, which is not packed as its tag says: '{tag}'")
         return tag.layout.n, tag.layout.k, tag.layout.experts
     if stored.dtype != "U8" or len(stored.shape) not in (2, 3):
-        raise CheckpointMismatch(f"{name}: codes are {stored}; canonical codes are U8 [N, K] or [E, N, K]")
-    return stored.shape[-2], stored.shape[-1], stored.shape[0] if len(stored.shape) == 3 else 0
+        raise CheckpointMismatch(f"{name}: codes are {stored}; canonical codes are U8 [N, bytes] or [E, N, bytes]")
+    k = stored.shape[-1] if tag.k is None else tag.k
+    if tag.k is not None and stored.shape[-1] != stream_bytes(k, tag.spec.bits):
+        raise CheckpointMismatch(
+            f"{name}: codes are {stored}, but K={k} at {tag.spec.bits} bits takes {stream_bytes(k, tag.spec.bits)} bytes a row"
+        )
+    return stored.shape[-2], k, stored.shape[0] if len(stored.shape) == 3 else 0
 
 
 def _verify(name: str, tag: Tag, tensors: Tensors) -> None:
@@ -122,7 +129,7 @@ def _canonical(name: str, tag: Tag, tensors: Tensors) -> CanonicalWeight:
         raise CheckpointError(f"{name} is packed as {tag.layout}; hh.load reads it, hh.load_canonical unpacks it")
     return CanonicalWeight(
         spec=tag.spec,
-        codes=tensors["codes"],
+        codes=tensors["codes"] if tag.k is None else unpack_bytes(tensors["codes"], tag.spec.bits, tag.k),
         scale=tensors["scale"],
         zero_point=tensors.get("zero_point"),
         secondary_scale=tensors.get("secondary_scale"),

@@ -15,7 +15,9 @@ def convert(
         str | None,
         typer.Option("--arch", "--device", help="Pack for this GPU: a name (h200, b300 ...) or sm90 ...; default: portable."),
     ] = None,
-    canonical: Annotated[bool, typer.Option("--canonical", help="Write one code a byte, which every version reads.")] = False,
+    canonical: Annotated[
+        bool, typer.Option("--canonical", help="Write weights in no kernel's order; every version reads them.")
+    ] = False,
     activation: Annotated[str | None, typer.Option(help="The activation half to serve with: mxfp8, 'e4m3 token' ...")] = None,
     gptq_zero_points: Annotated[str | None, typer.Option(help="v1 or v2, for GPTQ files that don't say which.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Write layers that no spec holds (HQQ axis 0) as 16-bit weights.")] = False,

@@ -10,7 +10,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hybrid_humming.checkpoint import load_canonical
-from hybrid_humming.checkpoint.bits import lane_words, stream_words, unpack_columns, unpack_lanes, unpack_nibbles, unpack_stream
+from hybrid_humming.checkpoint.bits import (
+    lane_words,
+    pack_bytes,
+    stream_bytes,
+    stream_words,
+    unpack_bytes,
+    unpack_columns,
+    unpack_lanes,
+    unpack_nibbles,
+    unpack_stream,
+)
 from hybrid_humming.errors import ShapeError
 from tests.checkpoint.build import GOLDEN, LAYER, golden
 
@@ -49,6 +59,10 @@ def test_every_width_and_length_decodes(bits, rows, count, seed):
     assert torch.equal(unpack_lanes(lanes, bits, count), want)
     assert torch.equal(unpack_lanes(lanes.T.contiguous(), bits, count, dim=0), want.T)
     assert torch.equal(unpack_columns(lanes, bits, count), want.T)
+    raw = stream.view(torch.uint8)[:, : stream_bytes(count, bits)]
+    assert torch.equal(unpack_bytes(raw, bits, count), want)
+    for codes_ in (want, want.T.contiguous().T, torch.cat([want[:1], want])[1:]):
+        assert torch.equal(pack_bytes(codes_, bits), raw)
 
 
 # The first word (or byte) of the values 0, 1, 2, ..., as written by the exporters; compressed-tensors adds 2^(b-1) to each
