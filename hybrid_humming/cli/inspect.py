@@ -42,10 +42,10 @@ def inspect(
     reports = inspect_checkpoint(path, options=ReadOptions(gptq_zero_points=gptq_zero_points, plain=plain))
     runs = would_run(reports, arch) if arch else []
     if as_json:
-        rows = [as_row(report) for report in reports]
+        rows = [as_row(report) | ({"runs": runs_of(report, runs)} if arch else {}) for report in reports]
         print(json.dumps({"path": str(path), "layers": rows, "summary": summary(reports), "runs": runs}, indent=1))
     else:
-        show(reports)
+        show(reports, runs)
         show_runs(runs)
     raise typer.Exit(0 if all(report.supported for report in reports) else 1)
 
@@ -75,6 +75,22 @@ def would_run(reports: Sequence[LayerReport], arch: str) -> list[dict[str, objec
                 {**row, "kernel": plan.kernel, "multiplies": plan.multiplies, "fallback": plan.fallback or None, "reason": None}
             )
     return found
+
+
+def runs_of(report: LayerReport, runs: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """Return the rows of `runs` that one layer stands for."""
+    problem = (report.spec, *report.shape[-2:])
+    return [run for run in runs if (run["spec"], run["n"], run["k"]) == problem]
+
+
+def short(found: Sequence[dict[str, object]]) -> str:
+    """Return what multiplies one layer, in a few words: `int8`, `bf16 for int8`, and both where few rows and many differ."""
+    words = []
+    for run in found:
+        asked = str(run["spec"]).partition(" x ")[2].split()[0]
+        fallback = f"{run['multiplies']} for {asked}" if run["fallback"] else str(run["multiplies"])
+        words.append(fallback if run["kernel"] else "nothing")
+    return " / ".join(dict.fromkeys(words)) or "?"
 
 
 def named_device(arch: str) -> str:
@@ -117,22 +133,27 @@ def summary(reports: Sequence[LayerReport]) -> dict[str, object]:
     }
 
 
-def show(reports: Sequence[LayerReport]) -> None:
-    """Print a line for each layer, then the totals."""
+def show(reports: Sequence[LayerReport], runs: Sequence[dict[str, object]] = ()) -> None:
+    """Print a line for each layer, with what multiplies it if `runs` are given, then the totals."""
     from rich.console import Console
 
     console = Console(no_color=env.no_color(), highlight=False, soft_wrap=True)
-    rows = [("layer", "spec", "shape", "stored", "packed", "")]
+    by_problem: dict[tuple[object, ...], list[dict[str, object]]] = {}
+    for run in runs:
+        by_problem.setdefault((run["spec"], run["n"], run["k"]), []).append(run)
+    head = ("layer", "spec", "shape", "stored", "packed", *((f"on {runs[0]['device']}",) if runs else ()), "")
+    rows = [head]
     for report in reports:
         shape = "x".join(map(str, report.shape)) or "?"
         spec = report.spec or (f"plain {report.plain}" if report.plain else None)
         packed = size_text(report.packed_bytes) if spec else "?"
-        rows.append((report.name, spec or "?", shape, size_text(report.stored_bytes), packed, report.reason or "ok"))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        there = (short(by_problem.get((report.spec, *report.shape[-2:]), ())),) if runs else ()
+        rows.append((report.name, spec or "?", shape, size_text(report.stored_bytes), packed, *there, report.reason or "ok"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
     for i, row in enumerate(rows):
-        cells = [cell.rjust(w) if 2 <= j <= 4 else cell.ljust(w) for j, (cell, w) in enumerate(zip(row[:5], widths, strict=True))]
-        style = "bold" if i == 0 else None if row[5] == "ok" else "red"
-        console.print("  ".join((*cells, row[5])).rstrip(), style=style, markup=False)
+        cells = [cell.rjust(w) if 2 <= j <= 4 else cell.ljust(w) for j, (cell, w) in enumerate(zip(row[:-1], widths, strict=True))]
+        style = "bold" if i == 0 else None if row[-1] == "ok" else "red"
+        console.print("  ".join((*cells, row[-1])).rstrip(), style=style, markup=False)
     total = summary(reports)
     specs = ", ".join(f"{count} x '{spec}'" for spec, count in total["specs"].items())  # type: ignore[attr-defined]
     console.print(

@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
+
 from hybrid_humming.cli import main
+from hybrid_humming.cli.inspect import short
 from tests.checkpoint.build import GOLDEN, LAYER, changed
 
 
@@ -63,6 +66,28 @@ def test_arch_says_what_would_run_and_what_falls_back(capsys):
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [run["m"] for run in runs] == [1, 1024]
     assert all(run["kernel"] and "e2m1" in run["fallback"] for run in runs)
+
+
+@pytest.mark.parametrize("arch", ["sm103", "h200", "sm120"])
+def test_arch_says_for_each_layer_what_multiplies_it(capsys, arch):
+    assert main(["inspect", str(GOLDEN / "ct-mixed-precision"), "--arch", arch, "--json"]) == 0
+    layers = json.loads(capsys.readouterr().out)["layers"]
+    assert main(["inspect", str(GOLDEN / "ct-mixed-precision"), "--arch", arch]) == 0
+    table = capsys.readouterr().out
+    for layer in layers:
+        assert [run["m"] for run in layer["runs"]] == [1, 1024]
+        asked = layer["spec"].partition(" x ")[2].split()[0]
+        for run in layer["runs"]:
+            assert (run["fallback"] is None) == (run["multiplies"] == asked.replace("mxfp4", "e2m1"))
+        line = next(line for line in table.splitlines() if line.startswith(layer["name"]))
+        assert f"  {short(layer['runs'])} " in line and line.endswith(" ok")
+
+
+def test_a_layer_in_few_words():
+    run = {"spec": "int4 g128 x int8 token", "kernel": "k", "multiplies": "int8", "fallback": None}
+    assert short([run, run]) == "int8"
+    assert short([{**run, "multiplies": "bf16", "fallback": "why"}, run]) == "bf16 for int8 / int8"
+    assert short([{**run, "kernel": None}]) == "nothing"
 
 
 def test_an_arch_that_is_not_known_names_those_that_are(capsys):
