@@ -222,6 +222,9 @@ def _from_index(index: Path) -> dict[str, TensorInfo]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CorruptFile(f"{index} has no 'weight_map'; a sharded checkpoint's index maps tensor names to files")
+    odd = [f"{name} (in {shard!r})" for name, shard in weight_map.items() if not _is_name(shard)]
+    if odd:
+        raise CorruptFile(f"{index.name} maps {len(odd)} tensors to what is no name of a file beside it: {_names(odd)}")
     shards = sorted(set(weight_map.values()))
     absent = [shard for shard in shards if not (index.parent / shard).is_file()]
     if absent:
@@ -233,6 +236,11 @@ def _from_index(index: Path) -> dict[str, TensorInfo]:
         raise CorruptFile(f"{index.name} names {len(lost)} tensors that their shards don't hold: {where}")
     unlisted = {n: i for infos in headers.values() for n, i in infos.items() if n not in weight_map}
     return {name: headers[shard][name] for name, shard in weight_map.items()} | unlisted
+
+
+def _is_name(shard: object) -> bool:
+    """Whether an index's entry names a file in its own folder; a path could lead anywhere."""
+    return isinstance(shard, str) and shard not in ("", ".", "..") and "/" not in shard and "\\" not in shard
 
 
 def _fill(stream: Any, view: memoryview, info: TensorInfo) -> None:

@@ -130,7 +130,7 @@ class Quark(Importer):
 
         def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
             scale = tensors["weight_scale"]
-            scale = scale.T if layout.transposed else scale
+            scale = scale.T if layout.transposed and scale.dim() == 2 else scale
             second = tensors.get("weight_scale_2")
             return CanonicalWeight(
                 spec=spec,

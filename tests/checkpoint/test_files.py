@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from hybrid_humming.checkpoint import load_canonical
-from hybrid_humming.checkpoint.files import DTYPES, Files
+from hybrid_humming.checkpoint.files import DTYPES, INDEX, Files
 from hybrid_humming.errors import CheckpointError, CheckpointMismatch, CorruptFile, DtypeError, MissingTensor
-from tests.checkpoint.build import LAYER, golden, stack, write
+from tests.checkpoint.build import LAYER, changed, golden, stack, write
 
 GPTQ = "gptqmodel-w4-g16-sym-v1"
 
@@ -135,6 +135,14 @@ def test_an_index_that_promises_too_much_is_named(tmp_path):
     index.write_text(json.dumps(table))
     with pytest.raises(CorruptFile, match=r"1 tensors that their shards don't hold: model.ghost \(in model-00001"):
         load_canonical(tmp_path)
+
+
+@pytest.mark.parametrize("shard", [5, None, ["model.safetensors"], "", "..", "../model.safetensors", "/etc/model.safetensors"])
+def test_an_index_names_files_of_its_own_folder(tmp_path, shard):
+    path = changed(tmp_path, "gptqmodel-w4-g16-sym-v1")
+    (path / INDEX).write_text(json.dumps({"weight_map": {f"{LAYER}.scales": shard, f"{LAYER}.qweight": "model.safetensors"}}))
+    with pytest.raises(CorruptFile, match=r"maps 1 tensors to what is no name of a file beside it: .*scales \(in "):
+        Files(path)
 
 
 def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path):
