@@ -67,8 +67,8 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
         At most `readers` layers are in memory beside the one handed out.
         progress  show layer, bytes, speed and time left on stderr; None: only where that is a terminal
         """
-        if readers < 1:
-            raise CheckpointError(f"readers={readers}: at least one thread has to read")
+        if not isinstance(readers, int) or readers < 1:
+            raise CheckpointError(f"readers={readers!r}: a number of threads, at least one")
         waiting, ahead = deque(self._in_file_order()), deque[tuple[str, Future[tuple[QWeight, Spec]]]]()
         sizes = {name: self.checkpoint.layer(name).stored_bytes for name in waiting}
         pool = ThreadPoolExecutor(readers, thread_name_prefix="hybrid_humming_load")

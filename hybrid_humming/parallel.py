@@ -10,7 +10,7 @@ import torch
 from hybrid_humming import pack as packing
 from hybrid_humming import partition
 from hybrid_humming.api import pack_weight, unpack_weight
-from hybrid_humming.errors import SpecError
+from hybrid_humming.errors import DtypeError, SpecError
 from hybrid_humming.weight import CanonicalWeight, QWeight, scan
 
 Weight = TypeVar("Weight", QWeight, CanonicalWeight)
@@ -21,6 +21,9 @@ def stack(weights: Sequence[Weight], dim: int = 0) -> Weight:
 
     Scales by tensor that differ become scales by row, so no value changes; raises LayoutError for what can't be exact.
     """
+    weights = list(weights)
+    for weight in weights:
+        _check_weight("stack", weight)
     if len({type(weight) for weight in weights}) > 1:
         raise SpecError("stack takes packed weights or canonical ones, not both; unpack_weight makes them alike")
     joined = partition.stack([_clear(weight) for weight in weights], dim)
@@ -34,12 +37,18 @@ def shard(weight: Weight, dim: int, rank: int, world: int, *, columns: str = "na
 
     Raises LayoutError with the numbers where the parts could not sum to the whole exactly.
     """
+    _check_weight("shard", weight)
     return _like(weight, partition.shard(_clear(weight), dim, rank, world, columns=columns))
 
 
 def sorted_columns(weight: QWeight | CanonicalWeight, rank: int, world: int) -> torch.Tensor:
     """Return the columns of x, int64 [K/world], that a shard cut with columns="sorted" multiplies, in its order."""
     return partition.sorted_columns(_clear(weight), rank, world)
+
+
+def _check_weight(what: str, weight: object) -> None:
+    if not isinstance(weight, QWeight | CanonicalWeight):
+        raise DtypeError(f"{what} takes QWeight and CanonicalWeight (hh.quantize, hh.load), not {type(weight).__name__}")
 
 
 def _clear(weight: QWeight | CanonicalWeight) -> CanonicalWeight:

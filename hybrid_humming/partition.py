@@ -237,6 +237,8 @@ def sorted_columns(weight: CanonicalWeight, rank: int, world: int) -> Tensor:
 
 def _range(weight: CanonicalWeight, dim: int, rank: int, world: int) -> tuple[int, int]:
     size = (weight.n, weight.k)[dim]
+    if not isinstance(rank, int) or not isinstance(world, int):
+        raise ShapeError(f"shard: rank {rank!r} of {world!r}; both are integers")
     if world < 1 or not 0 <= rank < world:
         raise ShapeError(f"shard: rank {rank} of {world}; ranks are 0 to world - 1")
     if size % world:

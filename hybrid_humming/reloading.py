@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hybrid_humming import pack as packing
-from hybrid_humming.errors import CheckpointError, LayoutError
+from hybrid_humming.errors import CheckpointError, DtypeError, LayoutError
 from hybrid_humming.loading import Loaded, load
 from hybrid_humming.weight import CanonicalWeight, QWeight
 
@@ -21,6 +21,8 @@ def reload_(qweight: QWeight, source: Source, name: str | None = None) -> QWeigh
     Raises LayoutError, before a byte is written, unless spec, sizes, transform and the set of tensors are the same. Another
     layout is packed anew. A bias is no part of a QWeight: copy it yourself.
     """
+    if not isinstance(qweight, QWeight):
+        raise DtypeError(f"reload_ writes into a QWeight (hh.quantize, hh.load), not into {type(qweight).__name__}")
     new = _in_layout(_value(source, name), qweight)
     _check_same(new, qweight)
     own = qweight.tensors()

@@ -24,6 +24,7 @@ from hybrid_humming import __version__
 from hybrid_humming import pack as packing
 from hybrid_humming.checkpoint.bits import pack_bytes
 from hybrid_humming.checkpoint.config import KEYS, TWINS
+from hybrid_humming.checkpoint.files import as_path
 from hybrid_humming.checkpoint.ours import FORMAT_VERSION, METHOD
 from hybrid_humming.checkpoint.writer import Writer
 from hybrid_humming.dtypes import parse_format
@@ -61,12 +62,13 @@ def save(
     canonical  unpack every weight first: as small, and independent of any layout
     config     the model's config.json, written beside with our quantization_config (folders only)
     """
+    _check_arguments(weights, rest, config)
     if isinstance(weights, Loaded):
         config = weights.checkpoint.config.model if config is None else config
         stream: Iterable[tuple[str, Any]] = ((name, weights[name]) for name in weights)
     else:
         stream = weights.items()
-    _save(Path(path), weights, stream, dict(rest or {}), canonical, dict(config or {}), max_shard_bytes, overwrite)
+    _save(as_path(path), weights, stream, dict(rest or {}), canonical, dict(config or {}), max_shard_bytes, overwrite)
 
 
 def convert(
@@ -83,7 +85,7 @@ def convert(
 
     progress  as in `Loaded.stream`
     """
-    source, out = loaded.checkpoint.path, Path(out)
+    source, out = loaded.checkpoint.path, as_path(out)
     folder = out.parent if out.suffix == ".safetensors" else out
     if folder.resolve() == (source if source.is_dir() else source.parent).resolve():
         raise CheckpointError(f"{out} is where the checkpoint itself lies; choose another place")
@@ -93,6 +95,24 @@ def convert(
         for file in sorted(source.iterdir()):
             if file.is_file() and not any(file.match(pattern) for pattern in NOT_COPIED):
                 shutil.copy2(file, out / file.name)
+
+
+def _check_arguments(weights: object, rest: object, config: object) -> None:
+    """Raise DtypeError or CheckpointError for what can't be written, before a file is touched."""
+    for what, value in (("weights", weights), ("rest", rest or {}), ("config", config or {})):
+        if not isinstance(value, Mapping):
+            raise DtypeError(f"hh.save: {what} is {type(value).__name__}; a mapping by name is expected")
+    names = [*weights, *(rest or {})]  # type: ignore[misc, has-type]
+    odd = [name for name in names if not isinstance(name, str)]
+    if odd or not names:
+        raise CheckpointError(f"hh.save: names are text, not {odd[0]!r}" if odd else "hh.save: there is nothing to save")
+    for name, tensor in (rest or {}).items():  # type: ignore[attr-defined]
+        if not isinstance(tensor, Tensor):
+            raise DtypeError(f"hh.save: {name!r} of `rest` is {type(tensor).__name__}; a tensor is expected")
+    try:
+        json.dumps(config)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"hh.save: config can't be written as JSON: {error}") from None
 
 
 def _save(
@@ -114,17 +134,20 @@ def _save(
         others |= {_full(name, "weight"): (parse_format(p.dtype).torch_storage, p.read) for name, p in decoded.items()}
     names = [_full(layer, part) for layer in weights for part in PARTS] + [*others, *rest]
     metadata = {"format": "pt", "producer": f"{METHOD} {__version__}"}
-    with Writer(path, names, metadata=metadata, shard_bytes=shard_bytes, overwrite=overwrite) as writer:
-        for name, value in stream:
-            weight = value[0] if isinstance(value, tuple) else value
-            bias = rest.pop(_full(name, "bias"), None)
-            if loaded is not None and bias is None:
-                bias = loaded.bias(name)
-            _write(writer, name, weight, bias, canonical, loaded.notes(name) if loaded is not None else {})
-        others |= {name: (tensor.dtype, partial(rest.__getitem__, name)) for name, tensor in rest.items()}
-        # Descending element sizes: after a tag, which ends at a multiple of 8, each is aligned.
-        for name, (_, read) in sorted(others.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
-            writer.add({name: read()})
+    try:
+        with Writer(path, names, metadata=metadata, shard_bytes=shard_bytes, overwrite=overwrite) as writer:
+            for name, value in stream:
+                weight = value[0] if isinstance(value, tuple) else value
+                bias = rest.pop(_full(name, "bias"), None)
+                if loaded is not None and bias is None:
+                    bias = loaded.bias(name)
+                _write(writer, name, weight, bias, canonical, loaded.notes(name) if loaded is not None else {})
+            others |= {name: (tensor.dtype, partial(rest.__getitem__, name)) for name, tensor in rest.items()}
+            # Descending element sizes: after a tag, which ends at a multiple of 8, each is aligned.
+            for name, (_, read) in sorted(others.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
+                writer.add({name: read()})
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be written: {error.strerror or error}") from error
     if not writer.single:
         _write_config(path, config)
 

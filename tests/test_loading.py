@@ -160,7 +160,7 @@ def test_a_layer_that_fails_in_a_stream_fails_there(tmp_path):
 
 
 def test_streaming_needs_a_reader(tmp_path):
-    with pytest.raises(CheckpointError, match="readers=0: at least one thread has to read"):
+    with pytest.raises(CheckpointError, match="readers=0: a number of threads, at least one"):
         next(many(tmp_path).stream(readers=0))
 
 

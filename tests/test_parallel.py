@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hybrid_humming as hh
-from hybrid_humming.errors import LayoutError, ShapeError, SpecError
+from hybrid_humming.errors import DtypeError, LayoutError, ShapeError, SpecError
 from hybrid_humming.partition import by_group, shard, sorted_columns, stack
 from hybrid_humming.reference import dequantize, gemm, quantize
 from hybrid_humming.spec import Spec
@@ -240,3 +240,13 @@ def test_shards_of_experts_keep_their_axis():
 def test_canonical_and_packed_weights_dont_mix():
     with pytest.raises(SpecError, match="not both"):
         hh.stack([weight("int4 g32 x bf16"), hh.quantize(torch.randn(8, 128), "int4 g32 x bf16")])
+
+
+def test_what_is_no_weight_is_refused():
+    for call in (lambda: hh.stack([5]), lambda: hh.stack("ab"), lambda: hh.shard(torch.ones(2, 2), 0, 0, 2)):
+        with pytest.raises(DtypeError, match="takes QWeight and CanonicalWeight"):
+            call()
+    with pytest.raises(DtypeError, match="reload_ writes into a QWeight"):
+        hh.reload_(5, hh.quantize(torch.ones(8, 8), "int8 channel x bf16"))
+    with pytest.raises(ShapeError, match=r"rank 0 of 2.0; both are integers"):
+        hh.quantize(torch.ones(8, 8), "int8 channel x bf16").shard(0, 0, 2.0)

@@ -287,3 +287,30 @@ def test_a_model_of_linears_is_read_from_its_state_dict_and_back(tmp_path):
         tensor.zero_()
     model.load_state_dict(load_file(tmp_path / "saved.safetensors"))
     assert same(loaded["0"][0], model[0].qweight_value)
+
+
+@pytest.mark.parametrize(
+    "weights, options, error, text",
+    [
+        (["w"], {}, DtypeError, "weights is list; a mapping by name"),
+        ({5: "w"}, {}, CheckpointError, "names are text, not 5"),
+        ({}, {}, CheckpointError, "there is nothing to save"),
+        ({"x": "w"}, {"rest": {"y": 5}}, DtypeError, "'y' of `rest` is int; a tensor is expected"),
+        ({"x": "w"}, {"config": [1]}, DtypeError, "config is list; a mapping by name"),
+        ({"x": "w"}, {"config": {"a": object()}}, CheckpointError, "config can't be written as JSON"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_before_a_file_is_touched(tmp_path, weights, options, error, text):
+    weights = {name: weight_of("int4 g16 x bf16") for name in weights} if isinstance(weights, dict) else weights
+    with pytest.raises(error, match=text):
+        hh.save(tmp_path / "m", weights, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path, place):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match=r"file\S* can't be written: (File exists|Not a directory)"):
+        hh.save(tmp_path / place, {"x": weight_of("int4 g16 x bf16")})
+    with pytest.raises(CheckpointError, match="path is int; pass a folder"):
+        hh.save(5, {"x": weight_of("int4 g16 x bf16")})

@@ -14,6 +14,7 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class TensorInfo:
         """Return the stored bytes; for small tensors that describe others."""
         raw = bytearray(self.nbytes)
         if raw:
-            with self.file.open("rb", buffering=0) as stream:
+            with opened(self.file) as stream:
                 stream.seek(self.start)
                 _fill(stream, memoryview(raw), self)
         return bytes(raw)
@@ -96,17 +97,24 @@ class TensorInfo:
         dtype = self.torch_dtype
         raw = torch.empty(self.nbytes, dtype=torch.uint8)
         if self.nbytes:
-            with self.file.open("rb", buffering=0) as stream:
+            with opened(self.file) as stream:
                 stream.seek(self.start)
                 _fill(stream, raw.numpy().data, self)
         return raw.view(dtype).reshape(self.shape)
+
+
+def as_path(path: object) -> Path:
+    """Return `path` as a Path; raises CheckpointError for anything but text and paths."""
+    if not isinstance(path, str | Path):
+        raise CheckpointError(f"path is {type(path).__name__}; pass a folder with config.json and safetensors, or one such file")
+    return Path(path)
 
 
 class Files(Mapping[str, TensorInfo]):
     """Name -> TensorInfo of every tensor of a checkpoint; nothing but headers is in memory."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = as_path(path)
         self._infos = _collect(self.path)
 
     def __getitem__(self, name: str) -> TensorInfo:
@@ -128,10 +136,19 @@ class Files(Mapping[str, TensorInfo]):
         return self[name].read()
 
 
+def opened(file: Path) -> FileIO:
+    """Return the file open for unbuffered reading; raises CorruptFile where the system refuses."""
+    try:
+        return file.open("rb", buffering=0)
+    except OSError as error:
+        where = f" (it links to {file.readlink()})" if file.is_symlink() else ""
+        raise CorruptFile(f"{file}{where} can't be read: {error.strerror}; download it again, or mend its permissions") from error
+
+
 def read_header(file: Path) -> dict[str, TensorInfo]:
     """Return the tensors that the header of one safetensors file lists, checked against its length; raises CorruptFile."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
+    with opened(file) as stream:
+        size = file.stat().st_size
         head = stream.read(8)
         length = int.from_bytes(head, "little")
         if head.startswith(b"version "):
@@ -156,6 +173,8 @@ def read_json(file: Path) -> dict[str, Any]:
     """Return the JSON object in `file`; raises CorruptFile naming the line that can't be read."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CorruptFile(f"{file} can't be read: {error.strerror}; download it again, or mend its permissions") from error
     except ValueError as error:
         raise CorruptFile(f"{file} is not valid JSON: {error}") from error
     if not isinstance(value, dict):

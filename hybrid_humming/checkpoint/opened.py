@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hybrid_humming.checkpoint.config import QuantConfig, read_config
 from hybrid_humming.checkpoint.experts import expert_groups, stack_experts
-from hybrid_humming.checkpoint.files import Files, TensorInfo
+from hybrid_humming.checkpoint.files import Files, TensorInfo, as_path
 from hybrid_humming.checkpoint.registry import KV_CACHE, TELLTALES, Importer, PlainLayer, ReadOptions, StoredLayer, importer
 from hybrid_humming.errors import CheckpointError, HybridHummingError, MissingTensor, UnreadTensor, did_you_mean
 from hybrid_humming.lazy import torch
@@ -52,7 +52,7 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
         options: ReadOptions | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        self.path, self.device = Path(path), device
+        self.path, self.device = as_path(path), device
         self.config, self.files = _open(self.path)
         self.validate = validate
         self.layers: dict[str, StoredLayer] = {}
@@ -182,6 +182,8 @@ def _open(path: Path) -> tuple[QuantConfig, Files]:
     """Config and headers. Files of our own say by their tags what they are and need no config beside them."""
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; pass a folder with config.json and safetensors, or one such file")
+    if path.is_file() and path.suffix != ".safetensors":
+        raise CheckpointError(f"{path} is no .safetensors file; pass a folder with config.json and safetensors, or one such file")
     try:
         config, trouble = read_config(path), None
     except CheckpointError as error:

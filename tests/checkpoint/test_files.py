@@ -173,3 +173,32 @@ def test_broken_json_names_its_place(tmp_path):
     (tmp_path / "config.json").write_text('{"quantization_config": {')
     with pytest.raises(CorruptFile, match=r"config.json is not valid JSON: .*line 1"):
         load_canonical(tmp_path)
+
+
+def test_what_the_system_does_not_open_is_named(tmp_path):
+    """A link into a cache whose blob is gone, a folder in a file's place, a file that went away after opening."""
+    path = changed(tmp_path / "link", GPTQ)
+    whole = path / "model.safetensors"
+    blob = whole.rename(path / "blob")
+    whole.symlink_to(blob)
+    files = Files(path)
+    blob.unlink()
+    for read in (lambda: Files(path), lambda: files.read(f"{LAYER}.scales")):
+        with pytest.raises(CorruptFile, match=r"links to .*blob\) can't be read: No such file"):
+            read()
+    whole.unlink()
+    whole.mkdir()
+    with pytest.raises(CorruptFile, match="can't be read: Is a directory"):
+        Files(path)
+
+
+@pytest.mark.parametrize("path", [5, None, [Path("x")]])
+def test_a_path_is_text_or_a_path(path):
+    with pytest.raises(CheckpointError, match="path is .*; pass a folder with config.json and safetensors"):
+        load_canonical(path)
+
+
+def test_a_file_of_another_kind_is_no_checkpoint(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"model.bin is no .safetensors file"):
+        load_canonical(tmp_path / "model.bin")
