@@ -27,6 +27,7 @@ from hybrid_humming.checkpoint.config import KEYS, TWINS
 from hybrid_humming.checkpoint.files import as_path
 from hybrid_humming.checkpoint.ours import FORMAT_VERSION, METHOD
 from hybrid_humming.checkpoint.writer import Writer
+from hybrid_humming.device import DeviceInfo
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import CheckpointError, DtypeError, ValueRangeError
 from hybrid_humming.loading import Loaded
@@ -76,6 +77,7 @@ def convert(
     out: str | Path,
     *,
     canonical: bool = False,
+    on: str | None = None,
     readers: int = 2,
     progress: bool | None = None,
     max_shard_bytes: int = SHARD_BYTES,
@@ -83,8 +85,12 @@ def convert(
 ) -> None:
     """Write a whole checkpoint to `out` in our own files, read by `readers` threads, with what lies beside it (tokenizer ...).
 
+    on        cpu or cuda: where layers are taken apart and packed; None: where they were loaded for
     progress  as in `Loaded.stream`
     """
+    if on is not None:
+        DeviceInfo.of(on)  # one that is not there is refused before anything is written
+        loaded.checkpoint.device = on
     source, out = loaded.checkpoint.path, as_path(out)
     folder = out.parent if out.suffix == ".safetensors" else out
     if folder.resolve() == (source if source.is_dir() else source.parent).resolve():

@@ -170,7 +170,7 @@ def test_progress_is_shown_when_asked_and_quiet_otherwise(tmp_path, capsys):
     assert capsys.readouterr().err == ""
     list(loaded.stream(progress=True))
     shown = capsys.readouterr().err
-    assert "down_proj" in shown and "kB" in shown
+    assert "down_proj" in shown and "kB" in shown and "/s" in shown
 
 
 def test_what_was_loaded_prints_as_one_line():

@@ -13,11 +13,12 @@ def convert(
     out: Annotated[Path, typer.Argument(help="The folder to write, or one file if it ends in .safetensors.")],
     arch: Annotated[
         str | None,
-        typer.Option("--arch", "--device", help="Pack for this GPU: a name (h200, b300 ...) or sm90 ...; default: portable."),
+        typer.Option("--arch", "--device", help="Pack for this GPU: a name (h200, b300 ...) or sm90 ...; default: that of --on."),
     ] = None,
     canonical: Annotated[
         bool, typer.Option("--canonical", help="Write weights in no kernel's order; every version reads them.")
     ] = False,
+    on: Annotated[str, typer.Option("--on", help="Where to take apart and pack: cpu, or cuda for the GPU here.")] = "cpu",
     activation: Annotated[str | None, typer.Option(help="The activation half to serve with: mxfp8, 'e4m3 token' ...")] = None,
     gptq_zero_points: Annotated[str | None, typer.Option(help="v1 or v2, for GPTQ files that don't say which.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Write layers that no spec holds (HQQ axis 0) as 16-bit weights.")] = False,
@@ -37,6 +38,7 @@ def convert(
 
     device = hh.DeviceInfo.named(named_device(arch)) if arch else None
     loaded = hh.load(path, device=device, activation=activation, gptq_zero_points=gptq_zero_points, plain=plain)
-    convert_loaded(loaded, out, canonical=canonical, readers=readers, max_shard_bytes=int(shard_gb * 1e9), overwrite=overwrite)
+    shard_bytes = int(shard_gb * 1e9)
+    convert_loaded(loaded, out, canonical=canonical, on=on, readers=readers, max_shard_bytes=shard_bytes, overwrite=overwrite)
     stored = sum(file.stat().st_size for file in ([out] if out.is_file() else out.glob("*.safetensors")))
     print(f"{len(loaded)} layer{'' if len(loaded) == 1 else 's'} written to {out}, {size_text(stored)}")

@@ -64,3 +64,10 @@ def test_the_source_is_not_written_over(tmp_path, capsys):
     assert main(["convert", str(source), str(source), "--overwrite"]) == 1
     assert "is where the checkpoint itself lies; choose another place" in capsys.readouterr().err
     assert len(hh.load(source)) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(tmp_path, capsys):
+    assert main(["convert", str(GOLDEN / "gptqmodel-w4-g16-sym-v1"), str(tmp_path / "out"), "--on", "cuda"]) == 1
+    assert "device cuda was asked for, but torch sees no CUDA device" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

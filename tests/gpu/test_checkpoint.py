@@ -37,3 +37,13 @@ def test_a_layer_loaded_for_the_gpu_is_taken_apart_there(monkeypatch):
     assert seen == ["cuda"] and qweight.device.type == "cuda" and loaded.bias(name).is_cuda
     want, _ = hh.load(folder, device=hh.DeviceInfo.of("cuda"))[name]
     assert all(torch.equal(raw(tensor), raw(want.tensors()[part])) for part, tensor in qweight.tensors().items())
+
+
+@pytest.mark.parametrize("folder", ["gptqmodel-w4-g16-asym-desc-act", "ct-nvfp4-w4a4", "transformers-gpt-oss"])
+def test_a_checkpoint_converted_on_the_gpu_is_the_same_file(folder, tmp_path):
+    from hybrid_humming.cli import main
+
+    for on in ("cpu", "cuda"):
+        assert main(["convert", str(GOLDEN / folder), str(tmp_path / on), "--arch", "h200", "--on", on]) == 0
+    one, other = ((tmp_path / on / "model.safetensors").read_bytes() for on in ("cpu", "cuda"))
+    assert one == other
