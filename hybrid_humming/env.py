@@ -33,6 +33,13 @@ VARIABLES = (
         effect="Where compiled kernels are kept. Safe to share between processes and to delete.",
     ),
     Variable(
+        name="HYBRID_HUMMING_HIDDEN_FORMATS",
+        values="`0`, `1`",
+        default="`1`",
+        effect="`0`: no kernel uses the tensor-core types that NVIDIA does not document (e3m4, e0m3 on Blackwell); another format "
+        "multiplies in their place, and `explain` says so.",
+    ),
+    Variable(
         name="HYBRID_HUMMING_LOG",
         values="`plan`, `calls`, `stats`, separated by commas",
         default="nothing",
@@ -59,6 +66,14 @@ def cache_dir() -> Path:
     if given := os.environ.get("HYBRID_HUMMING_CACHE_DIR"):
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hybrid_humming"
+
+
+def hidden_formats() -> bool:
+    """Whether undocumented tensor-core types may be used."""
+    value = os.environ.get("HYBRID_HUMMING_HIDDEN_FORMATS", "1")
+    if value not in ("0", "1"):
+        raise SettingError(f"HYBRID_HUMMING_HIDDEN_FORMATS is {value!r}; it takes 0 (never use hidden types) or 1 (the default)")
+    return value == "1"
 
 
 def log_topics() -> frozenset[str]:

@@ -98,6 +98,12 @@ class MissingDependency(HybridHummingError, ImportError):
     code = "HH022"
 
 
+class PatchError(HybridHummingError, RuntimeError):
+    """Machine code can't be given a hidden type: wrong SM or target, cut off, another count than promised, or turned off."""
+
+    code = "HH023"
+
+
 class CheckpointError(HybridHummingError, ValueError):
     """A checkpoint can't be read; subclasses say why."""
 

@@ -6,7 +6,10 @@ is multiplied by fp32 FMA. The first substitute that the device multiplies is th
 
 from __future__ import annotations
 
+from hybrid_humming import env
 from hybrid_humming.device import DeviceInfo
+
+HIDDEN = ("e3m4", "e0m3")
 
 SUBSTITUTES: dict[str, tuple[str, ...]] = {
     "fp16": ("fp32",),
@@ -25,7 +28,7 @@ SUBSTITUTES: dict[str, tuple[str, ...]] = {
 
 def operand_format(activation: str, device: DeviceInfo) -> str:
     """Return the format in which `device` multiplies `activation`: itself, or the first substitute that it can."""
-    if device.multiplies(activation):
+    if device.multiplies(activation) and not _turned_off(activation, device):
         return activation
     return next((f for f in SUBSTITUTES[activation] if device.multiplies(f)), "fp32")
 
@@ -37,11 +40,17 @@ def fallback_reason(activation: str, multiplies: str, device: DeviceInfo) -> str
     """
     if activation == multiplies or (device.kind == "cpu" and activation in ("fp16", "bf16")):
         return ""
+    if _turned_off(activation, device):
+        return f"{activation} activations are multiplied as {multiplies}: HYBRID_HUMMING_HIDDEN_FORMATS=0 turns hidden types off"
     if device.multiplies(activation):
         return f"{activation} activations are multiplied as {multiplies}: no kernel for {activation} operands fits this problem"
     return (
         f"{activation} activations are multiplied as {multiplies}: {device.name} (sm_{device.sm}) has no {activation} tensor cores"
     )
+
+
+def _turned_off(fmt: str, device: DeviceInfo) -> bool:
+    return fmt in HIDDEN and device.kind == "cuda" and device.multiplies(fmt) and not env.hidden_formats()
 
 
 def fallback_table(devices: list[DeviceInfo]) -> list[tuple[str, list[str]]]:
