@@ -16,8 +16,9 @@ from hybrid_humming import env
 from hybrid_humming import pack as packing
 from hybrid_humming.api import Device, is_torch, pack_weight, place
 from hybrid_humming.checkpoint import Checkpoint, ReadOptions
+from hybrid_humming.checkpoint.registry import StoredLayer
 from hybrid_humming.device import DeviceInfo
-from hybrid_humming.errors import CheckpointError, CheckpointMismatch, MissingDependency, ShapeError
+from hybrid_humming.errors import CheckpointError, CheckpointMismatch, LayoutError, MissingDependency, ShapeError
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight, QWeight
 
@@ -41,7 +42,7 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
         layer = self.checkpoint.layer(name)
         if layer.packed is None or self.spec(name) != layer.spec:
             return self._packed(name, self.checkpoint[name])
-        qweight = layer.read_packed(validate=self.checkpoint.validate)
+        qweight = read_packed(layer, validate=self.checkpoint.validate)
         # Without a device the bytes stay as they were saved; with one, they are what is best there.
         qweight = qweight if self._device is None else place(qweight, self._device)
         return qweight, qweight.spec
@@ -169,7 +170,7 @@ class _Unpacking(Checkpoint):
         layer = self.layer(name)
         if layer.packed is None:
             return super().__getitem__(name)
-        weight = packing.unpack(layer.read_packed(validate=self.validate))
+        weight = packing.unpack(read_packed(layer, validate=self.validate))
         return weight.replace(bias=layer.read_bias())
 
 
@@ -182,6 +183,14 @@ def load_canonical(
     validate  refuse a layer whose scales are not finite, whose codes lie outside the format, or whose stored hash is another
     """
     return _Unpacking(path, strict=strict, validate=validate, options=options)
+
+
+def read_packed(layer: StoredLayer, *, validate: bool) -> QWeight:
+    """Return a layer that is stored packed; raises LayoutError, with its name, where its tensors are not what the layout says."""
+    try:
+        return packing.check(layer.read_packed(validate=validate))
+    except LayoutError as error:
+        raise LayoutError(f"{layer.name}: {error.args[0]}") from None
 
 
 def _check_groups(name: str, spec: Spec, n: int, k: int) -> None:

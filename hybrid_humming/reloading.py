@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hybrid_humming import pack as packing
 from hybrid_humming.errors import CheckpointError, DtypeError, LayoutError
-from hybrid_humming.loading import Loaded, load
+from hybrid_humming.loading import Loaded, load, read_packed
 from hybrid_humming.weight import CanonicalWeight, QWeight
 
 Source = QWeight | CanonicalWeight | Loaded | str | Path
@@ -41,7 +41,7 @@ def _value(source: Source, name: str | None) -> QWeight | CanonicalWeight:
         (name,) = loaded
     layer = loaded.checkpoint.layer(name)
     if layer.packed is not None and layer.spec == loaded.spec(name):
-        return layer.read_packed(validate=loaded.checkpoint.validate)
+        return read_packed(layer, validate=loaded.checkpoint.validate)
     return loaded.canonical(name)
 
 

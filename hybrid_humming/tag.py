@@ -81,6 +81,8 @@ class Tag:
             raise LayoutError(f"can't read the tag {text.strip()[:200]!r}: expected {grammar}{newer}")
         try:
             first, second = (int(number) for number in found.get("block_offset", "0,0").split(","))
+            if not isinstance(json.loads(found.get("notes", "{}")), dict):
+                raise ValueError("notes are no JSON object")
             k, hadamard = (int(found[name]) if name in found else None for name in ("k", "hadamard"))
         except ValueError as error:
             raise LayoutError(f"can't read the tag {text.strip()[:200]!r}: {error}") from None

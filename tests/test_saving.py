@@ -314,3 +314,28 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, place):
         hh.save(tmp_path / place, {"x": weight_of("int4 g16 x bf16")})
     with pytest.raises(CheckpointError, match="path is int; pass a folder"):
         hh.save(5, {"x": weight_of("int4 g16 x bf16")})
+
+
+@pytest.mark.parametrize("family", packing.FAMILIES)
+@pytest.mark.parametrize("line", SPECS)
+def test_packed_tensors_of_another_shape_are_refused(tmp_path, family, line):
+    """Without a hash nothing else stands between a kernel and the end of a tensor."""
+    weight = weight_of(line)
+    try:
+        layout = packing.make_layout(family, weight.spec, weight.n, weight.k, facts=scan(weight))
+        qweight = packing.check(packing.pack(weight, layout))
+    except LayoutError:
+        pytest.skip("the family does not hold this spec")
+    tensors = {f"x.{name}": tensor for name, tensor in qweight.tensors().items()}
+    tensors["x.quantization"] = Tag.of(qweight).to_tensor()
+    for name in ("qweight", "scale"):
+        changed = {**tensors, f"x.{name}": tensors[f"x.{name}"][..., :-1].contiguous()}
+        save_file(changed, tmp_path / "x.safetensors")
+        for read in (hh.load, hh.load_canonical):
+            with pytest.raises(LayoutError, match=rf"x: {name} is torch.* takes torch"):
+                read(tmp_path / "x.safetensors")["x"]
+
+
+def test_notes_that_are_no_json_object_say_so():
+    with pytest.raises(LayoutError, match="can't read the tag .*notes"):
+        Tag.parse("int4 g16 x bf16|canonical|notes=[1]")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
+
+from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import LayoutError
 from hybrid_humming.spec import PackLayout, Spec
 from hybrid_humming.weight import CanonicalWeight, Facts, QWeight
@@ -34,6 +37,34 @@ def unpack(qweight: QWeight) -> CanonicalWeight:
     """Return the canonical weight that was packed, equal in every code, scale and zero point."""
     weight: CanonicalWeight = _module(qweight.layout).unpack(qweight)
     return weight
+
+
+def check(qweight: QWeight) -> QWeight:
+    """Return `qweight`, which came from a file; raises LayoutError unless its tensors have the shapes that its layout says.
+
+    A kernel reads by the layout alone, so a tensor of another shape would be read past its end.
+    """
+    spec, layout = qweight.spec, qweight.layout
+    facts = Facts(lowest_code_unused=layout.encoding != spec.weight)
+    made = make_layout(layout.family, spec, layout.n, layout.k, experts=layout.experts, facts=facts)
+    if made != layout:
+        raise LayoutError(f"the layout {layout} is none that a weight of '{spec}' is packed in; {made} would be")
+    lead = (layout.experts,) if layout.experts else ()
+    words, scale = _module(layout).shapes(spec, layout, qweight.block_offset)
+    want: dict[str, tuple[int, ...]] = {"qweight": (*lead, *words), "scale": (*lead, *scale)}
+    if spec.has_zero_point:
+        want["zero_point"] = want["scale"]
+    if spec.secondary:
+        want["secondary_scale"] = (*lead, 1 if spec.secondary == "tensor" else layout.n)
+    types = {"qweight": torch.int32, "scale": spec.scale_format.torch_storage, "secondary_scale": torch.float32}
+    if spec.has_zero_point:
+        types["zero_point"] = torch.uint8 if spec.zero_point == "int" else parse_format(str(spec.zero_point)).torch_storage
+    for name, shape in want.items():
+        tensor = getattr(qweight, name)
+        if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != types[name]:
+            have = "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+            raise LayoutError(f"{name} is {have}, but '{spec}' in layout {layout} takes {types[name]} {list(shape)}")
+    return qweight
 
 
 def make_layout(family: str, spec: Spec, n: int, k: int, *, experts: int = 0, facts: Facts) -> PackLayout:

@@ -25,11 +25,11 @@ import torch
 from hybrid_humming.errors import LayoutError, ValueRangeError
 from hybrid_humming.fragment import recipe
 from hybrid_humming.pack.hopper_codes import BLOCK, CHUNK, pack_codes, plane_rows, unpack_codes
-from hybrid_humming.pack.hopper_scale import pack_scales, unpack_scales
+from hybrid_humming.pack.hopper_scale import pack_scales, packed_scale_shape, unpack_scales
 from hybrid_humming.spec import PackLayout, Spec
 from hybrid_humming.weight import CanonicalWeight, Facts, QWeight
 
-__all__ = ["make_layout", "pack", "plane_rows", "unpack"]
+__all__ = ["make_layout", "pack", "plane_rows", "shapes", "unpack"]
 
 VERSION = 1
 FASTER = {("int4", "fp16"): "e0m3", ("int2", "fp16"): "e0m1"}
@@ -52,6 +52,12 @@ def make_layout(spec: Spec, n: int, k: int, experts: int, facts: Facts) -> PackL
         version=VERSION,
         experts=experts,
     )
+
+
+def shapes(spec: Spec, layout: PackLayout, block_offset: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of one matrix's qweight and scale."""
+    rows = sum(plane_rows(layout.encoding, layout.padded_n, layout.padded_k))
+    return (rows, 128), packed_scale_shape(spec, layout, block_offset)
 
 
 def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:

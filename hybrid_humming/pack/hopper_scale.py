@@ -43,6 +43,13 @@ def reject_scales(spec: Spec) -> str | None:
     return f"scales along K span {group} weights; the layout holds 16, 32, 64 and multiples of {STEP}"
 
 
+def packed_scale_shape(spec: Spec, layout: PackLayout, block_offset: tuple[int, int]) -> tuple[int, int]:
+    """Return the shape of one matrix's packed scales: [1, 1] by tensor, else [steps, padded_n * scales in a step]."""
+    columns = scale_shape(spec, layout.n, layout.k, block_offset)[1]
+    per_row = groups_in_step(spec)
+    return (1, 1) if spec.granularity == "tensor" else (-(-columns // per_row), layout.padded_n * per_row)
+
+
 def pack_scales(tensor: torch.Tensor, spec: Spec, layout: PackLayout, block_offset: tuple[int, int] = (0, 0)) -> torch.Tensor:
     """[E?, R, C] canonical scales or zero points -> the layout's tensor, same dtype."""
     if spec.granularity == "tensor":

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from hybrid_humming.spec import PackLayout, Spec
-from hybrid_humming.weight import CanonicalWeight, Facts, QWeight
+from hybrid_humming.weight import CanonicalWeight, Facts, QWeight, scale_shape
 
 VERSION = 1
 ROWS = 16  # k that share a shift: the smallest K of a tensor-core product
@@ -52,6 +52,12 @@ def make_layout(spec: Spec, n: int, k: int, experts: int, facts: Facts) -> PackL
 def plane_rows(bits: int, k: int) -> tuple[int, ...]:
     """Return the number of word rows of each plane of a `bits`-wide weight with reduction size k."""
     return tuple(ROWS * -(-k // (ROWS * 32 // p)) for p in PLANES[bits])
+
+
+def shapes(spec: Spec, layout: PackLayout, block_offset: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of one matrix's qweight and scale."""
+    rows, columns = scale_shape(spec, layout.n, layout.k, block_offset)
+    return (sum(plane_rows(spec.bits, layout.k)), layout.n), (columns, rows)
 
 
 def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
