@@ -32,6 +32,13 @@ def disassemble(cubin: bytes) -> dict[int, str]:
     return {int(offset, 16): text for offset, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+(.*?)\s*;", done.stdout)}
 
 
+def disassembler() -> str:
+    """Release of nvdisasm: "13.1"."""
+    done = subprocess.run([toolchain() / "nvdisasm", "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"release (\d+\.\d+)", done.stdout)
+    return found[1] if found else done.stdout
+
+
 def kernel(body: str) -> str:
     """A kernel whose body finds fp32 in %f0 to %f3, words in %r0 to %r7, a 16-bit word in %h0, and its pointer in %rd1."""
     loads = "".join(f"ld.global.f32 %f{i}, [%rd1+{4 * i}];\n" for i in range(4))
