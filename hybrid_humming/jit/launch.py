@@ -23,6 +23,14 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 offline: tuple[int, list[Compiled]] | None = None
 
 
+def target_sm(device: torch.device) -> int:
+    """Return the SM that a launch on `device` is compiled for, 90 for sm_90."""
+    if offline is not None:
+        return offline[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor
+
+
 def load_launcher(path: str) -> Callable[[GemmArgs, Plan], None]:
     """Return the launcher that a catalog names as `module:function`, importing its module."""
     module, _, function = path.partition(":")

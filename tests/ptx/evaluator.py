@@ -2,8 +2,9 @@
 
     registers = run(text, [words0, words1, ...], outputs=8)     uint32 arrays in operand order -> list of uint32 arrays
 
-Knows what the decoders use: mov, shl, shr, shf.wrap, and, lop3, prmt, cvt among e4m3x2, e5m2x2, f16, f32 and bf16x2, and
-add, sub, mul, fma of bf16x2 and f16x2, rounded once to nearest even, subnormals kept. Any other instruction is an error.
+Knows what the decoders use: mov, shl, shr, shf.wrap, and, or, lop3, prmt, integer add and mul, cvt among e4m3x2, e5m2x2, f16,
+f32 and bf16x2, and add, sub, mul, fma of bf16x2 and f16x2, rounded once to nearest even, subnormals kept. Any other instruction
+is an error.
 """
 
 import re
@@ -40,6 +41,12 @@ def execute(op: str, v: list[np.ndarray]) -> np.ndarray:
         return v[0]
     if op == "and.b32":
         return v[0] & v[1]
+    if op == "or.b32":
+        return v[0] | v[1]
+    if op == "add.u32":
+        return v[0] + v[1]
+    if op == "mul.lo.u32":
+        return v[0] * v[1]
     if op in ("shl.b32", "shr.u32"):
         wide = v[0].astype(np.uint64)
         return ((wide << v[1] if op[2] == "l" else wide >> v[1]) & 0xFFFFFFFF).astype(np.uint32)

@@ -66,9 +66,10 @@ def test_operand_count_is_that_of_the_constraints():
 
 
 @pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("sm", [80, 89, 90])
 @pytest.mark.parametrize("name, operand", CASES)
-def test_every_code_decodes_to_its_value(name, operand, raw):
-    made = decoder(name, operand, raw=raw)
+def test_every_code_decodes_to_its_value(name, operand, raw, sm):
+    made = decoder(name, operand, raw=raw, sm=sm)
     codes = lanes_of(parse_format(name).bits)
     found = decode_lane(made, codes).astype(np.float64) * made.post_scale
     expected = parse_format(name).values[codes]
@@ -89,11 +90,22 @@ def test_formats_beyond_fp16_are_refused_with_the_way_out(operand, name):
         decoder(name, operand)
 
 
+@pytest.mark.parametrize("name, operand", CASES)
+def test_older_gpus_get_only_instructions_that_they_have(name, operand):
+    for zero_point in (None, "int", "float", "float_pair") if name.startswith("uint") else (None,):
+        for sm in (75, 80, 86, 89):
+            text = "".join(decoder(name, operand, zero_point=zero_point, sm=sm).asm)
+            assert "sub.rn.bf16" not in text and "mul.rn.bf16" not in text and "add.rn.bf16" not in text
+            assert sm >= 89 or ("e4m3x2" not in text and "e5m2x2" not in text)
+    assert decoder(name, operand, sm=100) == decoder(name, operand)
+
+
+@pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("operand", OPERANDS)
 @pytest.mark.parametrize("bits", range(1, 9))
-def test_integer_zero_points_are_subtracted_exactly(bits, operand):
+def test_integer_zero_points_are_subtracted_exactly(bits, operand, sm):
     codes = lanes_of(bits)
-    made = decoder(f"uint{bits}", operand, zero_point="int")
+    made = decoder(f"uint{bits}", operand, zero_point="int", sm=sm)
     for low, high in [(0, 2**bits - 1), (2 ** (bits - 1), 1), (2**bits // 3, 2**bits - 1)]:
         found = decode_lane(made, codes, zeros_of(operand, len(codes), low, high)).astype(np.float64)
         z = np.array([high if r else low for _, _, r, _ in COORDINATES])
@@ -102,9 +114,10 @@ def test_integer_zero_points_are_subtracted_exactly(bits, operand):
 
 @pytest.mark.parametrize("operand", OPERANDS)
 @pytest.mark.parametrize("bits", range(1, 9))
-def test_float_zero_points_are_subtracted_with_one_rounding(bits, operand):
+@pytest.mark.parametrize("sm", [80, 90])
+def test_float_zero_points_are_subtracted_with_one_rounding(bits, operand, sm):
     codes, dtype = lanes_of(bits), OPERANDS[operand]
-    made = decoder(f"uint{bits}", operand, zero_point="float")
+    made = decoder(f"uint{bits}", operand, zero_point="float", sm=sm)
     low, high = (float(dtype(z)) for z in (0.5 * 2**bits - 0.3, 0.123))
     found = decode_lane(made, codes, zeros_of(operand, len(codes), low, high))
     z = np.array([high if r else low for _, _, r, _ in COORDINATES])
@@ -113,9 +126,10 @@ def test_float_zero_points_are_subtracted_with_one_rounding(bits, operand):
 
 @pytest.mark.parametrize("operand", OPERANDS)
 @pytest.mark.parametrize("bits", [1, 4, 8])
-def test_a_pair_carries_a_zero_point_that_the_operand_type_cannot_hold(bits, operand):
+@pytest.mark.parametrize("sm", [80, 90])
+def test_a_pair_carries_a_zero_point_that_the_operand_type_cannot_hold(bits, operand, sm):
     codes, dtype = lanes_of(bits), OPERANDS[operand]
-    made = decoder(f"uint{bits}", operand, zero_point="float_pair")
+    made = decoder(f"uint{bits}", operand, zero_point="float_pair", sm=sm)
     exact = 0.4 * 2**bits + 1 / 7
     high = float(dtype(exact))
     low = float(dtype(exact - high))

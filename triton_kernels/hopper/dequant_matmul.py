@@ -6,9 +6,11 @@
 Numerics. A weight is decoded in the operand type, which is exact but for float zero points; times its scale in fp32, rounded once.
 """
 
+from collections.abc import Callable
+
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.launch import launch_triton
-from hybrid_humming.plan import Plan
+from hybrid_humming.plan import Plan, Tile
 from hybrid_humming.triton_kernels.hopper.epilogue import NONE, SCALAR, VECTOR, factor
 from hybrid_humming.triton_kernels.hopper.fragments import (
     constant_of,
@@ -170,23 +172,18 @@ def dequantize_kernel(
 # ---- host ----
 def launch(args: GemmArgs, plan: Plan) -> None:
     """Dequantize, then multiply; bias is added in fp32 before the one rounding where its type is not y's."""
-    tile, layout, spec = plan.tile, args.layout, args.problem.spec
+    launch_with(constants_of, args, plan)
+
+
+def launch_with(make: Callable[[GemmArgs, Tile], dict[str, object]], args: GemmArgs, plan: Plan) -> None:
+    """The same with the constants that `make` (constants_of, or another GPU's) gives; once a memo."""
+    tile, layout = plan.tile, args.layout
     if args.workspace is None:
         raise AssertionError("the plan's workspace was not allocated")
     weight = args.workspace[: 2 * layout.padded_n * layout.padded_k].view(args.x.dtype).view(layout.padded_n, layout.padded_k)
     constants = args.memo.get("dequantize_constants")
     if constants is None:
-        group = group_of(spec)
-        constants = args.memo["dequantize_constants"] = {
-            "DECODER": decoder_of(spec, layout),
-            "GROUP": group,
-            "KIND": KINDS[str(spec.scale)],
-            "ZERO": spec.has_zero_point,
-            "SCALE": NONE if group else SCALAR if spec.granularity == "tensor" else VECTOR,
-            "SECONDARY": {None: NONE, "tensor": SCALAR, "channel": VECTOR}[spec.secondary],
-            "BLOCK_N": tile.block_n,
-            "BLOCK_K": tile.block_k,
-        }
+        constants = args.memo["dequantize_constants"] = make(args, tile)
     launch_triton(
         dequantize_kernel,
         (-(-layout.padded_n // tile.block_n), -(-layout.padded_k // tile.block_k), 1),
@@ -198,3 +195,19 @@ def launch(args: GemmArgs, plan: Plan) -> None:
         num_warps=tile.num_warps, constants=constants, memo=args.memo,
     )  # fmt: skip
     multiply(args.x, weight[: layout.n, : layout.k].t(), args.bias, args.out)
+
+
+def constants_of(args: GemmArgs, tile: Tile) -> dict[str, object]:
+    """The kernel's constants, in the order of its parameters."""
+    spec = args.problem.spec
+    group = group_of(spec)
+    return {
+        "DECODER": decoder_of(spec, args.layout),
+        "GROUP": group,
+        "KIND": KINDS[str(spec.scale)],
+        "ZERO": spec.has_zero_point,
+        "SCALE": NONE if group else SCALAR if spec.granularity == "tensor" else VECTOR,
+        "SECONDARY": {None: NONE, "tensor": SCALAR, "channel": VECTOR}[spec.secondary],
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+    }

@@ -59,12 +59,12 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
-def decoder_of(spec: Spec, layout: PackLayout) -> Decoder:
-    """Return the decoder that a kernel needs for this weight, its zero point subtracted on the way."""
+def decoder_of(spec: Spec, layout: PackLayout, sm: int = 90) -> Decoder:
+    """Return the decoder that a kernel needs for this weight on `sm`, its zero point subtracted on the way."""
     zero = None
     if spec.zero_point == "int":
         zero = "int"
     elif spec.has_zero_point:
         # A bf16 zero point of an unsigned integer fits fp16: 8 bits of mantissa, and a range of a few hundred.
         zero = "float" if spec.zero_point in (spec.activation, "bf16") else "float_pair"
-    return decoder(layout.encoding, spec.activation, zero_point=zero)
+    return decoder(layout.encoding, spec.activation, zero_point=zero, sm=sm)

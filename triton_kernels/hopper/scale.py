@@ -3,8 +3,9 @@
 from hybrid_humming.triton_kernels.hopper.gluon import gl, gluon
 
 # How a scale is stored. Triton converts the first; the others arrive as uint8.
-WIDE, E4M3, E5M2, E8M0, E5M3 = 0, 1, 2, 3, 4
+WIDE, E4M3, E5M2, E8M0, E5M3, E4M3_BITS = 0, 1, 2, 3, 4, 5
 KINDS = {"fp16": WIDE, "bf16": WIDE, "fp32": WIDE, "e4m3": E4M3, "e5m2": E5M2, "e8m0": E8M0, "e5m3": E5M3}
+BEFORE_FP8 = KINDS | {"e4m3": E4M3_BITS}  # for GPUs before SM89, where Triton has no e4m3 at all
 
 
 @gluon.jit
@@ -24,6 +25,11 @@ def decode_scale(stored, KIND: gl.constexpr):
         code = stored.to(gl.uint32)
         value = (code << 20).to(gl.float32, bitcast=True) * 5192296858534827628530496329220096.0  # 2**112
         return gl.where(code == 255, float("nan"), value)
+    elif KIND == 5:
+        code = stored.to(gl.uint32)
+        value = ((code & 0x7F) << 20).to(gl.float32, bitcast=True) * 1329227995784915872903807060280344576.0  # 2**120
+        value = gl.where(code & 0x80 != 0, -value, value)
+        return gl.where(code & 0x7F == 0x7F, float("nan"), value)
     else:
         return stored.to(gl.float32)
 

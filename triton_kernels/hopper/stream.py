@@ -16,6 +16,8 @@ rounding, in two parts where the operand type can't hold it. Each group's partia
 and scale is ever rounded. Sums are fp32 in a fixed order, y is rounded once.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from hybrid_humming.jit.args import GemmArgs
@@ -344,12 +346,17 @@ def stream_kernel(
 # ---- host ----
 def launch(args: GemmArgs, plan: Plan) -> None:
     """Run the stream kernel as `plan` says."""
+    launch_with(constants_of, args, plan)
+
+
+def launch_with(make: Callable[[GemmArgs, Tile, bool], dict[str, object]], args: GemmArgs, plan: Plan) -> None:
+    """Run the stream kernel with the constants that `make` (constants_of, or another GPU's) gives; once a memo."""
     tile, layout = plan.tile, args.layout
     rows = args.x.shape[0]
     shape = stream_shape(tile, rows, layout, args.problem.k)
     constants = args.memo.get("stream_constants")
     if constants is None:
-        constants = args.memo["stream_constants"] = constants_of(args, tile, shape.even)
+        constants = args.memo["stream_constants"] = make(args, tile, shape.even)
     x = aligned_rows(args.x)
     none = args.out  # stands for what is absent and never read
     launch_triton(

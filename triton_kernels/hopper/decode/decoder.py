@@ -20,11 +20,13 @@ import numpy as np
 
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import FormatError
-from hybrid_humming.fragment import EXPONENT, MANTISSA, NATIVE, Node, Recipe, Register, recipe
+from hybrid_humming.fragment import EXPONENT, MANTISSA, Node, Recipe, Register, recipe
 from hybrid_humming.fragment.search import REGISTERS
+from hybrid_humming.triton_kernels.hopper.decode.bytes import widen
 
 ZERO_POINTS = {None: 0, "int": 2, "float": 2, "float_pair": 4}  # operands that each adds
 AND_OR, CHOOSE, NOT_AND_OR = "0xea", "0xe4", "0xae"  # lop3 tables: (a & b) | c,  c ? a : b,  (~a & b) | c
+FP8_CONVERTS, BF16_ADDS = 89, 90  # the first SM with cvt from FP8, and with add, sub and mul of bf16 pairs (fma is older)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class Decoder:
     asm          PTX of half 0 (k16 steps 0, 1) and of half 1 (steps 2, 3) of a block
     constraints  register constraints of both, outputs first
     post_scale   power of two by which a decoded register is still to be multiplied; 1.0 but for raw and for e0m3..e0m7
+    sm           the oldest GPU whose instructions the PTX keeps to: 75, 89 or 90
     """
 
     encoding: str
@@ -48,6 +51,7 @@ class Decoder:
     asm: tuple[str, str]
     constraints: str
     post_scale: float
+    sm: int = BF16_ADDS
 
     @property
     def recipe(self) -> Recipe:
@@ -56,8 +60,8 @@ class Decoder:
 
 
 @functools.cache
-def decoder(encoding: str, operand: str, *, zero_point: str | None = None, raw: bool | None = None) -> Decoder:
-    """Return the Decoder of `encoding` to `operand` (bf16 | fp16); raises FormatError where there is none.
+def decoder(encoding: str, operand: str, *, zero_point: str | None = None, raw: bool | None = None, sm: int = BF16_ADDS) -> Decoder:
+    """Return the Decoder of `encoding` to `operand` (bf16 | fp16) for `sm`; raises FormatError where there is none.
 
     `raw` leaves the last multiplication out where there is one. Raw fp16 operands may go into the MMA and the accumulator be
     multiplied by post_scale: their products with x are exact in fp32. Raw bf16 operands may not (they lie near 2**-126,
@@ -69,6 +73,7 @@ def decoder(encoding: str, operand: str, *, zero_point: str | None = None, raw: 
     if zero_point and fmt.kind != "uint":
         raise FormatError(f"zero points belong to uint1..uint8, not to {encoding}")
     raw = (operand == "fp16" if raw is None else raw) and found.kind == "float"
+    sm = max(floor for floor in (0, 75, FP8_CONVERTS, BF16_ADDS) if floor <= sm)
     inputs = sum(max(1, p // 4) * 2 for p in found.planes) + ZERO_POINTS[zero_point]
     exponent = exponent_gap(encoding, operand) if found.kind == "float" else 0
     left = exponent if raw else exponent - _multiplier(exponent, operand)
@@ -78,9 +83,10 @@ def decoder(encoding: str, operand: str, *, zero_point: str | None = None, raw: 
         zero_point=zero_point,
         raw=raw,
         planes=found.planes,
-        asm=(_asm(found, 0, zero_point, raw), _asm(found, 1, zero_point, raw)),
+        asm=(_asm(found, 0, zero_point, raw, sm), _asm(found, 1, zero_point, raw, sm)),
         constraints=",".join(["=&r"] * REGISTERS + ["r"] * inputs),
         post_scale=2.0**left,
+        sm=sm,
     )
 
 
@@ -112,8 +118,10 @@ def constant(value: float, operand: str) -> str:
 class _Writer:
     """Collects PTX lines; one temporary register for each node of a recipe that is printed."""
 
-    def __init__(self, found: Recipe, half: int, zero_point: str | None, raw: bool) -> None:
+    def __init__(self, found: Recipe, half: int, zero_point: str | None, raw: bool, sm: int) -> None:
         self.format, self.operand, self.zero_point, self.raw = parse_format(found.encoding), found.operand, zero_point, raw
+        self.converts = found.kind == "native" and sm >= FP8_CONVERTS
+        self.only_fma = found.operand == "bf16" and sm < BF16_ADDS
         self.needed = {} if found.kind == "native" else _needed(found.halves[half])
         self.lines: list[str] = []
         self.temporaries = 0
@@ -145,6 +153,20 @@ class _Writer:
         """Append one instruction."""
         self.lines.append(f"{' '.join([op, ', '.join(operands)]).strip()};")
 
+    def multiply(self, register: str, factor: float) -> None:
+        """`register` times a constant, rounded once; adding -0.0 changes no value and no sign."""
+        if self.only_fma:
+            self.add(f"fma.rn.{self.type}", register, register, self.constant(factor), self.constant(-0.0))
+        else:
+            self.add(f"mul.rn.{self.type}", register, register, self.constant(factor))
+
+    def subtract(self, register: str, other: str) -> None:
+        """`register` minus `other`, rounded once."""
+        if self.only_fma:
+            self.add(f"fma.rn.{self.type}", register, other, self.constant(-1.0), register)
+        else:
+            self.add(f"sub.rn.{self.type}", register, register, other)
+
     def node(self, node: Node) -> str:
         """Return the register that holds `node`, printing what it takes."""
         if node.kind == "word":
@@ -164,7 +186,7 @@ class _Writer:
     def text(self) -> str:
         """Return the block."""
         declared = [f".reg .b32 {', '.join(f't{i}' for i in range(self.temporaries))};"] if self.temporaries else []
-        if self.format.name in NATIVE:
+        if self.converts:
             declared += [".reg .b16 lo, hi;", ".reg .f32 a, b;"]
         return "\n".join(["{", *declared, *self.lines, "}"])
 
@@ -183,8 +205,8 @@ def _shift(amount: int, needed: int, target: str, source: str) -> tuple[str, ...
     return ("shf.l.wrap.b32", target, source, source, str(-amount)) if wraps else ("shl.b32", target, source, str(-amount))
 
 
-def _asm(found: Recipe, half: int, zero_point: str | None, raw: bool) -> str:
-    writer = _Writer(found, half, zero_point, raw)
+def _asm(found: Recipe, half: int, zero_point: str | None, raw: bool, sm: int) -> str:
+    writer = _Writer(found, half, zero_point, raw, sm)
     finish = {"integer": _integer, "float": _float, "native": _native}[found.kind]
     for j, register in enumerate(found.halves[half]):
         finish(writer, j, register)
@@ -216,11 +238,16 @@ def _float(w: _Writer, j: int, register: Register) -> None:
             w.add("lop3.b32", f"${j}", source, twice(mask), f"${j}", AND_OR)
     factor = _multiplier(exponent_gap(w.format.name, w.operand), w.operand)
     if factor and not w.raw:
-        w.add(f"mul.rn.{w.type}", f"${j}", f"${j}", w.constant(2.0**factor))
+        w.multiply(f"${j}", 2.0**factor)
 
 
 def _native(w: _Writer, j: int, register: Register) -> None:
     node, base = register.parts[0]
+    if not w.converts:
+        w.lines += widen(w.format, w.operand, f"${j}", w.operands[node.plane, node.word], high=bool(base), new=w.new)
+        if gap := exponent_gap(w.format.name, w.operand):
+            w.multiply(f"${j}", 2.0**gap)
+        return
     w.add(f"mov.b32 {{lo, hi}}, {w.operands[node.plane, node.word]}")
     w.add(f"cvt.rn.f16x2.{w.format.name}x2", f"${j}", "hi" if base else "lo")
     if w.operand == "bf16":
@@ -258,7 +285,7 @@ def _integer8(w: _Writer, j: int, register: Register) -> None:
         source, top = w.node(node), w.new()
         w.add("lop3.b32", f"${j}", source, twice(0x007F), "0x43004300", AND_OR)
         w.add("lop3.b32", top, source, twice(0x0080), "0x43004300", NOT_AND_OR)
-        w.add("sub.rn.bf16x2", f"${j}", f"${j}", top)  # 128 + low bits, minus 128 or 256: code - 128, exact
+        w.subtract(f"${j}", top)  # 128 + low bits, minus 128 or 256: code - 128, exact
         base = 0.0 if signed else -128.0
     if w.zero_point == "int":
         return _subtract(w, j, 0, _zero_constant(w, j % 2, base))
@@ -285,7 +312,7 @@ def _zero_constant(w: _Writer, r: int, base: float) -> str:
 
 def _float_zero(w: _Writer, j: int) -> None:
     if w.zero_point == "float":
-        w.add(f"sub.rn.{w.type}", f"${j}", f"${j}", w.zeros[j % 2])
+        w.subtract(f"${j}", w.zeros[j % 2])
     elif w.zero_point == "float_pair":
-        w.add(f"sub.rn.{w.type}", f"${j}", f"${j}", w.zeros[j % 2])
-        w.add(f"sub.rn.{w.type}", f"${j}", f"${j}", w.zeros[2 + j % 2])
+        w.subtract(f"${j}", w.zeros[j % 2])
+        w.subtract(f"${j}", w.zeros[2 + j % 2])
