@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hybrid_humming import env
 
-HIDDEN = ("e3m4", "e0m3")
 VERIFIED = (100, 103, 120, 121)
 
 

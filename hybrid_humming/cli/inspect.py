@@ -138,16 +138,13 @@ def show(reports: Sequence[LayerReport], runs: Sequence[dict[str, object]] = ())
     from rich.console import Console
 
     console = Console(no_color=env.no_color(), highlight=False, soft_wrap=True)
-    by_problem: dict[tuple[object, ...], list[dict[str, object]]] = {}
-    for run in runs:
-        by_problem.setdefault((run["spec"], run["n"], run["k"]), []).append(run)
     head = ("layer", "spec", "shape", "stored", "packed", *((f"on {runs[0]['device']}",) if runs else ()), "")
     rows = [head]
     for report in reports:
         shape = "x".join(map(str, report.shape)) or "?"
         spec = report.spec or (f"plain {report.plain}" if report.plain else None)
         packed = size_text(report.packed_bytes) if spec else "?"
-        there = (short(by_problem.get((report.spec, *report.shape[-2:]), ())),) if runs else ()
+        there = (short(runs_of(report, runs)),) if runs else ()
         rows.append((report.name, spec or "?", shape, size_text(report.stored_bytes), packed, *there, report.reason or "ok"))
     widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
     for i, row in enumerate(rows):

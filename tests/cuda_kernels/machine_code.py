@@ -63,8 +63,12 @@ def mma(a: str, b: str, *, times: int = 1, kind: str = "f8f6f4") -> str:
         "{%f4,%f5,%f6,%f7}, {%r0,%r1,%r2,%r3}, {%r4,%r5}, {%f0,%f1,%f2,%f3}" + tail + ";\n"
     )
     store = "".join(f"st.global.f32 [%rd1+{256 + 4 * i}], %f{4 + i};\n" for i in range(4))
-    return (one + store).replace("%f4,%f5,%f6,%f7}, {%r0", "%f4,%f5,%f6,%f7}, {%r0") + "".join(
-        (one + store).replace(f"+{256}", f"+{512 + 64 * t}").replace("{%r0,", f"{{%r{1 + t % 3},") for t in range(times - 1)
+    return (
+        one
+        + store
+        + "".join(
+            (one + store).replace(f"+{256}", f"+{512 + 64 * t}").replace("{%r0,", f"{{%r{1 + t % 3},") for t in range(times - 1)
+        )
     )
 
 

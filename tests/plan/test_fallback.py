@@ -6,7 +6,7 @@ import pytest
 from hybrid_humming.device import DeviceInfo, device_names
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.plan import fallback_table, operand_format
-from hybrid_humming.plan.fallback import SUBSTITUTES
+from hybrid_humming.plan.fallback import SUBSTITUTES, fallback_reason
 from hybrid_humming.spec import ACTIVATION_FORMATS
 
 
@@ -47,3 +47,11 @@ def test_the_table_covers_every_named_device():
     for fmt, operands in rows.items():
         for device, operand in zip(devices, operands, strict=True):
             assert operand == "fp32" or device.multiplies(operand), (fmt, device.name)
+
+
+def test_hidden_types_can_be_turned_off_and_the_reason_says_so(monkeypatch):
+    device = DeviceInfo.named("rtx-pro-6000")
+    assert operand_format("e3m4", device) == "e3m4" and not fallback_reason("e3m4", "e3m4", device)
+    monkeypatch.setenv("HYBRID_HUMMING_HIDDEN_FORMATS", "0")
+    operand = operand_format("e3m4", device)
+    assert operand == "bf16" and "HYBRID_HUMMING_HIDDEN_FORMATS=0" in fallback_reason("e3m4", operand, device)

@@ -8,12 +8,9 @@ from __future__ import annotations
 import dataclasses
 
 from hybrid_humming.device import DeviceInfo
-from hybrid_humming.errors import FormatError
-from hybrid_humming.fragment import recipe
 from hybrid_humming.plan import KernelEntry, LayoutEntry, Tile
 from hybrid_humming.spec import PackLayout, Problem, Spec
 from hybrid_humming.triton_kernels.hopper import catalog as hopper
-from hybrid_humming.triton_kernels.hopper.plan import ROW, group_of
 
 SMS = (80, 86, 87, 89, 120, 121)  # GPUs whose best matrix instruction is mma.sync
 OLDEST = 80  # that run the kernels; SM90 and later do too, from a weight that was packed for an older GPU
@@ -29,20 +26,9 @@ def reject_spec(spec: Spec, device: DeviceInfo) -> str | None:
 
 
 def _reject_spec(spec: Spec, device: DeviceInfo) -> str | None:
-    if spec.quantizes_activation or spec.activation not in ("bf16", "fp16"):
-        return f"multiplies bf16 and fp16 activations only, not {spec.activation}"
-    if not device.multiplies(spec.activation):
+    if spec.activation in ("bf16", "fp16") and not device.multiplies(spec.activation):
         return f"{device.name} has no {spec.activation} tensor cores"
-    group = group_of(spec)
-    if group and group not in (16, 32, 64) and group % ROW:
-        return f"scales along K span {group} weights; the layout holds 16, 32, 64 and multiples of {ROW}"
-    if spec.granularity == "tensor" and spec.has_zero_point:
-        return "a zero point must belong to a group or a channel, not to the whole tensor"
-    try:
-        recipe(spec.weight, spec.activation)
-    except FormatError as error:
-        return str(error)
-    return None
+    return hopper.reject_format(spec)
 
 
 def _reject(problem: Problem, layout: PackLayout, device: DeviceInfo) -> str | None:

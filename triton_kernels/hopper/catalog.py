@@ -19,6 +19,11 @@ def reject_spec(spec: Spec, device: DeviceInfo) -> str | None:
     """Return why the layout can't hold the spec, or none of its kernels can run it; None where all is well."""
     if device.sm != SM:
         return f"is for sm_{SM}, {device.name} is sm_{device.sm}"
+    return reject_format(spec)
+
+
+def reject_format(spec: Spec) -> str | None:
+    """Return why no fragment order holds the spec's weights, scales or activations, whatever the GPU; None where one does."""
     if spec.quantizes_activation or spec.activation not in ("bf16", "fp16"):
         return f"multiplies bf16 and fp16 activations only, not {spec.activation}"
     group = group_of(spec)

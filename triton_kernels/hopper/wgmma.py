@@ -28,9 +28,8 @@ from hybrid_humming.fragment import PLANES
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.launch import launch_triton
 from hybrid_humming.plan import Plan, Tile
-from hybrid_humming.spec import PackLayout, Spec
+from hybrid_humming.spec import PackLayout
 from hybrid_humming.triton_kernels.hopper.consumer import sum_scaled_groups, sum_scaled_partials, sum_scaled_weights
-from hybrid_humming.triton_kernels.hopper.decode.decoder import Decoder, decoder
 from hybrid_humming.triton_kernels.hopper.decode.tile import dtype_of, planes_of
 from hybrid_humming.triton_kernels.hopper.epilogue import NONE, SCALAR, VECTOR, finish, store_layout
 from hybrid_humming.triton_kernels.hopper.gluon import (
@@ -41,7 +40,7 @@ from hybrid_humming.triton_kernels.hopper.gluon import (
     gluon,
     mbarrier,
 )
-from hybrid_humming.triton_kernels.hopper.host import aligned_rows, as_bytes, counters
+from hybrid_humming.triton_kernels.hopper.host import aligned_rows, as_bytes, counters, decoder_of
 from hybrid_humming.triton_kernels.hopper.plan import ROW, group_of, groups_in_row
 from hybrid_humming.triton_kernels.hopper.producer import produce
 from hybrid_humming.triton_kernels.hopper.scale import KINDS
@@ -288,14 +287,6 @@ def planes_of_weight(qweight: torch.Tensor, layout: PackLayout) -> list[torch.Te
         rows += blocks * p
         found.append(plane.view(layout.padded_n // 64, -1, 128 if p == 1 else 256))
     return found
-
-
-def decoder_of(spec: Spec, layout: PackLayout) -> Decoder:
-    """The decoder of this weight; a float zero point that the operand type can't hold comes in two parts."""
-    zero = None
-    if spec.has_zero_point:
-        zero = "int" if spec.zero_point == "int" else "float" if spec.zero_point == spec.activation else "float_pair"
-    return decoder(layout.encoding, spec.activation, zero_point=zero)
 
 
 def constants_of(args: GemmArgs, tile: Tile) -> dict[str, object]:

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hybrid_humming.device import DeviceInfo
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.env import interpreting
 from hybrid_humming.jit import launch as jit_launch
-from hybrid_humming.jit.launch import launch_triton
+from hybrid_humming.jit.launch import launch_triton, target_sm
 from hybrid_humming.spec import Spec
 from hybrid_humming.triton_kernels.quantize.encode import encoder_constants
 from hybrid_humming.triton_kernels.quantize.kernels import (
@@ -109,19 +108,12 @@ def _warps(values: int, per_thread: int) -> int:
     return max(1, min(32, values // (32 * per_thread)))
 
 
-def target_sm(device: torch.device) -> int:
-    """The SM to compile for; 0 in the interpreter."""
-    if jit_launch.offline is not None:
-        return jit_launch.offline[0]
-    return 0 if interpreting() else DeviceInfo.of(device).sm
-
-
 def quantize(args: InputArgs, tile: InputTile | None = None) -> None:
     """Write values, scale and, where there is one, global_scale."""
     spec, x = args.spec, args.x
     m = args.values.shape[0]
     k = args.values.shape[1] * (2 if spec.activation_format.bits == 4 else 1)
-    sm = target_sm(x.device)
+    sm = 0 if interpreting() else target_sm(x.device)  # 0: what the interpreter can run
     m_major = spec.activation_granularity == "group" and args.scale.dim() == 2 and args.scale.stride(0) == 1
     tile = tile or choose_tile(spec, m, k, args.hadamard, m_major=m_major)
     source, second = sources(args)
