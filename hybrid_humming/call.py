@@ -38,13 +38,15 @@ def gemm(
     """
     if not isinstance(qweight, QWeight):
         raise DtypeError(f"qweight is {type(qweight).__name__}; pass the QWeight that hh.quantize or hh.load returned")
-    if not torch.compiler.is_compiling():  # there, the fake kernel checks shapes
+    if not torch.compiler.is_compiling():
         _check_call(x, qweight, spec, bias, x_scale, x_global_scale, out, out_dtype, plan, options)
+    else:  # the fake kernel checks shapes and dtypes
+        _check_traced(qweight.spec, spec, plan, options)
     transform = qweight.transform
     arguments = (
         x, qweight.qweight, qweight.scale, qweight.zero_point, qweight.secondary_scale, x_scale, x_global_scale, bias,
         transform.permutation if transform else None, transform.pre_quant_scale if transform else None,
-        qweight.input_scale, qweight.spec_line, qweight.layout_line, plan.to_json() if plan else "",
+        qweight.input_scale, qweight.spec_line, qweight.layout_line, plan.line if plan else "",
         str(options) if options else "", (transform.hadamard or 0) if transform else 0, qweight.block_offset,
     )  # fmt: skip
     if _needs_dispatcher(x, bias):
@@ -73,6 +75,22 @@ def _needs_dispatcher(x: Tensor, bias: Tensor | None) -> bool:
     )
 
 
+@torch.compiler.assume_constant_result
+def _check_traced(own: Spec, spec: Spec | str | None, plan: Plan | None, options: Options | None) -> bool:
+    """Raise for what is no tensor and can't be right in a traced call."""
+    _check_settings(own, spec, plan, options)
+    return True
+
+
+def _check_settings(own: Spec, spec: Spec | str | None, plan: Plan | None, options: Options | None) -> None:
+    if plan is not None and not isinstance(plan, Plan):
+        raise PlanError(f"plan is {type(plan).__name__}; pass a Plan, such as hh.choose_plan(...).replace(block_m=16)")
+    if options is not None and not isinstance(options, Options):
+        raise SpecError(f"options is {type(options).__name__}; pass hh.Options(...)")
+    if spec is not None and spec is not own and Spec.parse(spec) != own:  # type: ignore[arg-type]
+        raise SpecError(f"spec '{spec}' was given, but the weight is packed as '{own}'; pass the weight's own spec, or none")
+
+
 def _check_call(
     x: Tensor,
     qweight: QWeight,
@@ -92,16 +110,11 @@ def _check_call(
     plain = plain and type(x) is Tensor and x.dtype is qweight.x_dtype and x.device == qweight.device
     if plain and x.dim() > 0 and x.shape[-1] == k and x.layout is torch.strided and not qweight.experts:
         return
-    if plan is not None and not isinstance(plan, Plan):
-        raise PlanError(f"plan is {type(plan).__name__}; pass a Plan, such as hh.choose_plan(...).replace(block_m=16)")
-    if options is not None and not isinstance(options, Options):
-        raise SpecError(f"options is {type(options).__name__}; pass hh.Options(...)")
+    _check_settings(own, spec, plan, options)
     tensors = {"x": x, "bias": bias, "x_scale": x_scale, "x_global_scale": x_global_scale, "out": out}
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
             raise DtypeError(f"{name} is {type(tensor).__name__}; it must be a torch tensor")
-    if spec is not None and spec is not own and Spec.parse(spec) != own:  # type: ignore[arg-type]
-        raise SpecError(f"spec '{spec}' was given, but the weight is packed as '{own}'; pass the weight's own spec, or none")
     if qweight.experts:
         raise ShapeError(f"the weight has {qweight.experts} experts; hh.gemm takes one dense weight [N, K]")
     if x.layout != torch.strided:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybrid_humming.dtypes import parse_format
-from hybrid_humming.errors import DtypeError, LayoutError, ShapeError, ValueRangeError
+from hybrid_humming.errors import DeviceError, DtypeError, LayoutError, ShapeError, ValueRangeError
 from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import PackLayout, Spec
 
@@ -305,7 +305,21 @@ def _move(tensor: Tensor | None, device: torch.device | str) -> Tensor | None:
     return None if tensor is None else tensor.to(device)
 
 
+def _there(device: torch.device | str) -> torch.device:
+    """Return a torch device that tensors can be moved to; raises DeviceError for any other."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise DeviceError(
+            f"device {device!r} is no torch device; pass 'cpu', 'cuda' or 'cuda:1' (hh.pack_weight packs for a GPU by its name)"
+        ) from None
+    if found.type == "cuda" and not (count := torch.cuda.device_count()) > (found.index or 0):
+        raise DeviceError(f"device {found} was asked for, but torch sees {count} CUDA devices; pass 'cpu', or fix the driver")
+    return found
+
+
 def _move_fields(value: Any, device: torch.device | str) -> Any:
+    device = _there(device)
     moved = {
         f.name: getattr(value, f.name).to(device)
         for f in dataclasses.fields(value)

@@ -97,13 +97,21 @@ class Plan:
     workspace_bytes: int = 0
     cost_us: float = 0.0
     source: str = "heuristic"
+    line: str = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # The op takes a plan as a string: made once here, and an attribute that torch.compile need not trace the making of.
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        tile = {f.name: getattr(self.tile, f.name) for f in dataclasses.fields(self.tile)}
+        fields["tile"] = {f.name: tile[f.name] for f in dataclasses.fields(self.tile) if tile[f.name] != f.default}
+        object.__setattr__(self, "line", json.dumps(fields, sort_keys=True))
 
     def __str__(self) -> str:
         return f"{self.kernel} [{self.tile}]"
 
     def replace(self, **changes: Any) -> Plan:
         """Return a user's plan: names of Plan fields change the plan, names of Tile fields its tile."""
-        own = {f.name for f in dataclasses.fields(self)}
+        own = {f.name for f in dataclasses.fields(self) if f.init}
         plan_changes = {k: v for k, v in changes.items() if k in own}
         given = plan_changes.pop("tile", self.tile)
         if not isinstance(given, Tile):
@@ -113,11 +121,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as canonical JSON (sorted keys, defaults of the tile left out)."""
-        fields = dataclasses.asdict(self)
-        fields["tile"] = {
-            f.name: getattr(self.tile, f.name) for f in dataclasses.fields(self.tile) if getattr(self.tile, f.name) != f.default
-        }
-        return json.dumps(fields, sort_keys=True)
+        return self.line
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

@@ -63,6 +63,8 @@ CALLS = {
     "plan of text": (lambda: hh.choose_plan("int4 g128 x bf16"), PlanError, "problem is str; pass a Problem"),
     "layout of another weight": (lambda: hh.choose_plan(problem(n=80), INT4.layout, "cpu"), LayoutError, "holds another weight"),
     "fallback maybe": (lambda: hh.choose_plan(problem(), fallback="maybe"), PlanError, "allowed are 'allow' and 'error'"),
+    "to nowhere": (lambda: INT4.to("nowhere"), DeviceError, "'nowhere' is no torch device"),
+    "to a card too many": (lambda: INT4.to("cuda:99"), DeviceError, "cuda:99 was asked for, but torch sees"),
     "half a row": (lambda: problem(m=1.5), ShapeError, "m=1.5: must be an integer of at least 0"),
     "negative rows": (lambda: problem(m=-1), ShapeError, "m=-1"),
     "plan JSON": (lambda: hh.Plan.from_json("{}"), PlanError, "can't read plan '{}'"),
@@ -108,6 +110,9 @@ TRACED = {
     "short bias": (lambda: (X, INT4, {"bias": torch.ones(3)}), r"bias is \[3\]; it must be \[72\]"),
     "experts": (lambda: (X, EXPERTS, {}), "2 experts"),
     "short out": (lambda: (X, INT4, {"out": torch.empty(5, 7)}), r"out is \[5, 7\]; it must be \[5, 72\]"),
+    "another spec": (lambda: (X, INT4, {"spec": "int4 g64 x bf16"}), "spec 'int4 g64 x bf16' was given, but the weight"),
+    "plan of text": (lambda: (X, INT4, {"plan": "fast"}), "plan is str; pass a Plan"),
+    "options of text": (lambda: (X, INT4, {"options": "fast"}), "options is str; pass hh.Options"),
     "scale of 3 rows": (lambda: (CODES, FP8, {"x_scale": torch.ones(3, 1)}), r"x_scale is torch.float32 \[3, 1\]"),
 }
 

@@ -50,6 +50,16 @@ def test_compiles_full_graph_with_dynamic_m():
     assert counter.frame_count <= 3, "more than two recompiles"
 
 
+def test_a_plan_and_options_made_inside_a_traced_call_run():
+    x, qweight, spec = make("int4 g64 x bf16")
+    plan = hh.choose_plan(hh.Problem(spec=spec, m=len(x), n=qweight.n, k=qweight.k), qweight.layout, "cpu")
+
+    def call(x):
+        return hh.gemm(x, qweight, "int4 g64 x bf16", plan=plan, options=hh.Options(batch_invariant=True))
+
+    assert torch.equal(torch.compile(call, backend="aot_eager", fullgraph=True)(x), call(x))
+
+
 def test_linear_compiles_without_a_graph_break():
     model = torch.nn.Sequential(torch.nn.Linear(128, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
     hh.replace_linear(model, "int8 channel x bf16")
