@@ -171,9 +171,7 @@ def variants_read() -> str:
 
 def variants_experts() -> str:
     """How experts lie, by method: which fixtures have them stacked, and what shows those stored one by one."""
-    from checkpoint_tables import experts_table
-
-    return table(["`quant_method`", "one by one", "stacked in one tensor"], experts_table())
+    return table(["`quant_method`", "one by one", "stacked in one tensor"], checkpoint_tables.experts_table())
 
 
 def variants_refused() -> str:
