@@ -16,6 +16,7 @@ import torch
 from hybrid_humming.errors import CompileError
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.compile import Compiled, compile_launch
+from hybrid_humming.jit.store import keeping
 from hybrid_humming.plan import Plan
 
 _compiled: dict[tuple[Any, ...], Any] = {}
@@ -75,9 +76,10 @@ def launch_triton(
         if torch.cuda.is_current_stream_capturing():
             raise CompileError(
                 f"{kernel.fn.__name__} is not compiled for this problem yet and a CUDA graph is being captured; "
-                "run the same call once before the capture (hh.prebuild and a warm-up of each M bucket do it)"
+                "run the same call once before the capture, for each bucket of M"
             )
-        compiled = kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages, **options)
+        with keeping():
+            compiled = kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages, **options)
         _compiled[key] = compiled
     else:
         compiled[grid](*args, *constants.values())
