@@ -16,8 +16,8 @@ from hybrid_humming.triton_kernels.hopper.plan import COUNTERS, ROW, group_of, g
 PRODUCER_WARPS = 4  # the producer is one warp, but warps come and take registers in fours
 SHARED_SLACK = 1024  # what the system takes of each CTA's shared memory
 
-# The cost model: share of the tensor cores' rate, microseconds to decode 128 x 128 int4 weights, bytes that a multiprocessor copies in
-# a microsecond, how far the three overlap (1 not at all), microseconds for a MB of sums between CTAs, and the kernel's start.
+# The cost model: share of the tensor cores' rate, microseconds to decode 128 x 128 int4 weights, bytes that a multiprocessor copies
+# in a microsecond, how far the three overlap (1 not at all), microseconds for a MB of sums between CTAs, and the kernel's start.
 MMA_SHARE, DECODE_US, SM_COPY_BYTES, OVERLAP, SUM_US_MB, START_US = 0.95, 0.195, 79_000, 2.2, 0.51, 2.3
 # SASS instructions for 8 weights by width, as tests/compile/test_hopper_decode.py counts them (bf16 operands).
 DECODE_INSTRUCTIONS = {1: 10.75, 2: 10.5, 3: 13.0, 4: 11.5, 5: 16.0, 6: 15.75, 7: 19.75, 8: 14.25}
