@@ -100,6 +100,8 @@ def test_a_weight_comes_back_bit_equal(weight, packed, folder, canonical):
 def test_packed_bytes_are_stored_as_they_are_in_any_layout(tmp_path, line):
     weight = weight_of(line)
     for family in packing.FAMILIES:
+        if family == "hopper_a8":
+            continue  # is for 8-bit activations
         layout = packing.make_layout(family, weight.spec, weight.n, weight.k, facts=scan(weight))
         qweight = packing.pack(weight, layout)
         hh.save(tmp_path / f"{family}.safetensors", {"x": qweight})
