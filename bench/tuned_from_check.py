@@ -1,8 +1,8 @@
 """Make the planner's table of measured tiles: `python -m bench.tuned_from_check hopper_check.jsonl bench/results/X-h200.json`.
 
 Writes hybrid_humming/plan/tuned/nvidia-h200.json: for each (spec, N, K, bucket of M) the fastest tile whose result was right, of
-those that a sweep (bench.sweep, hopper_check) or a benchmark (bench.run) timed; a problem of fewer than five tiles is left to the model. A
-bucket that was not timed takes the row of the next larger M with the same block_m: that tile runs it no slower.
+those that a sweep (bench.sweep, hopper_check) or a benchmark (bench.run) timed; a problem of fewer than five tiles is left to the
+model. A bucket that was not timed takes the row of the next larger M with the same block_m: that tile runs it no slower.
 """
 
 import argparse
