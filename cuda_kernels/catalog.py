@@ -1,7 +1,6 @@
 """What the CUDA kernels support, as data; imports no compiler."""
 
-from hybrid_humming.plan import KernelEntry, LayoutEntry, QuantizerEntry
+from hybrid_humming.plan import KernelEntry, LayoutEntry
 
 KERNELS: tuple[KernelEntry, ...] = ()
 LAYOUTS: tuple[LayoutEntry, ...] = ()
-QUANTIZERS: tuple[QuantizerEntry, ...] = ()

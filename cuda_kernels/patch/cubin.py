@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hybrid_humming import env
-from hybrid_humming.cuda_kernels.patch.elf import WORD_BYTES, Cubin, read_cubin
 from hybrid_humming.cuda_kernels.patch.fields import SassEdit
 from hybrid_humming.errors import PatchError
+from hybrid_humming.jit.elf import WORD_BYTES, Cubin, read_cubin
 
 
 def patch_cubin(cubin: bytes, promised: Mapping[SassEdit, int], *, sm: int) -> bytes:

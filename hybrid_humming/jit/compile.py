@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hybrid_humming.errors import CacheError, CompileError
-from hybrid_humming.jit.store import keeping
+from hybrid_humming.errors import CompileError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,10 +64,7 @@ def compile_triton(
     source = (source_type or ASTSource)(kernel, kinds, {(index[name],): value for name, value in constants.items()}, attrs)
     launch = {"num_warps": num_warps, "num_stages": num_stages, **(options or {})}
     try:
-        with keeping():
-            built = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=launch)
-    except CacheError:
-        raise
+        built = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=launch)
     except Exception as error:
         raise CompileError(f"{kernel.fn.__name__} does not compile for sm_{sm}: {error}") from error
     return _describe(kernel, built, sm, launch, time.perf_counter() - begin)
@@ -80,10 +76,7 @@ def compile_launch(
     """Return what `kernel[grid](*args, **constants)` would launch on `sm`; only inside `offline.compiling_for(sm)`."""
     begin = time.perf_counter()
     try:
-        with keeping():
-            built = kernel.warmup(*args, grid=grid, **constants, **launch)
-    except CacheError:
-        raise
+        built = kernel.warmup(*args, grid=grid, **constants, **launch)
     except Exception as error:
         raise CompileError(f"{kernel.fn.__name__} does not compile for sm_{sm}: {error}") from error
     return _describe(kernel, built, sm, launch, time.perf_counter() - begin)

@@ -4,7 +4,6 @@ from hybrid_humming.reference.activation import QuantizedInput, dequantize_input
 from hybrid_humming.reference.dequantize import dequantize
 from hybrid_humming.reference.gemm import gemm
 from hybrid_humming.reference.moe import fused_moe
-from hybrid_humming.reference.prologue import prepare_input
 from hybrid_humming.reference.quantize import quantize
 from hybrid_humming.reference.transform import apply_transform
 
@@ -15,7 +14,6 @@ __all__ = [
     "dequantize_input",
     "fused_moe",
     "gemm",
-    "prepare_input",
     "quantize",
     "quantize_input",
 ]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hybrid_humming.cuda_kernels.patch import EDITS, BitField, count_edits, hidden_reason, patch_cubin
 from hybrid_humming.cuda_kernels.patch import fields as f
-from hybrid_humming.cuda_kernels.patch.elf import read_cubin
 from hybrid_humming.errors import PatchError
+from hybrid_humming.jit.elf import read_cubin
 from tests.cuda_kernels.machine_code import CVT, LDSM, MMA_TYPES, assemble, disassemble, disassembler, kernel, mma
 
 CASES = {  # edit -> (a kernel with legal and with other types, how many of its instructions the edit is for, target)

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from hybrid_humming.cuda_kernels.patch import EDITS, InstructionDescriptor, count_edits, patch_cubin, patch_ptx, read_descriptors
-from hybrid_humming.cuda_kernels.patch.elf import read_cubin
 from hybrid_humming.errors import PatchError
+from hybrid_humming.jit.elf import read_cubin
 from hybrid_humming.jit.nvrtc import compile_cuda
 from tests.cuda_kernels import nvrtc_sources as sources
 from tests.cuda_kernels.machine_code import assemble, disassemble
