@@ -35,6 +35,27 @@ class Compiled:
     asm: dict[str, Any] = field(repr=False, default_factory=dict)
 
 
+# The first Triton that compiles for an SM, where not every supported one does: older ones end in an assembler's error (sm_110a)
+# or end the process (sm_107a).
+FIRST_TRITON = {107: "3.9.0", 110: "3.7.1"}
+
+
+def check_target(sm: int) -> None:
+    """Raise CompileError where the installed Triton is too old for `sm`."""
+    import triton
+
+    first = FIRST_TRITON.get(sm)
+    if first is not None and _release(triton.__version__) < _release(first):
+        raise CompileError(
+            f"Triton {triton.__version__} does not know sm_{sm}a; {first} is the first that does: pip install 'triton>={first}', "
+            "with the torch that asks for it"
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
 def compile_triton(
     kernel: Any,
     signature: dict[str, str],
@@ -57,6 +78,7 @@ def compile_triton(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    check_target(sm)
     begin = time.perf_counter()
     index = {name: i for i, name in enumerate(kernel.arg_names)}
     attrs = {(index[name],): [["tt.divisibility", 16]] for name in aligned}
@@ -74,6 +96,7 @@ def compile_launch(
     kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], constants: dict[str, Any], *, sm: int, launch: dict[str, Any]
 ) -> Compiled:
     """Return what `kernel[grid](*args, **constants)` would launch on `sm`; only inside `offline.compiling_for(sm)`."""
+    check_target(sm)
     begin = time.perf_counter()
     try:
         built = kernel.warmup(*args, grid=grid, **constants, **launch)

@@ -15,7 +15,7 @@ import torch
 
 from hybrid_humming.errors import CompileError
 from hybrid_humming.jit.args import GemmArgs
-from hybrid_humming.jit.compile import Compiled, compile_launch
+from hybrid_humming.jit.compile import Compiled, check_target, compile_launch
 from hybrid_humming.plan import Plan
 
 _compiled: dict[tuple[Any, ...], Any] = {}
@@ -77,6 +77,7 @@ def launch_triton(
                 f"{kernel.fn.__name__} is not compiled for this problem yet and a CUDA graph is being captured; "
                 "run the same call once before the capture (hh.prebuild and a warm-up of each M bucket do it)"
             )
+        check_target(target_sm(next(arg.device for arg in args if isinstance(arg, torch.Tensor))))
         compiled = kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages, **options)
         _compiled[key] = compiled
     else:
