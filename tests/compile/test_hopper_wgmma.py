@@ -1,6 +1,7 @@
 """The wgmma kernel, compiled: wgmma instructions, nothing serialised, no local memory, the registers and shared memory planned."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from hybrid_humming.spec import Problem, Spec
 from hybrid_humming.triton_kernels.hopper.wgmma_tiles import registers, shared_bytes
 from hybrid_humming.weight import Facts
 from tests.compile.harness import SIDE, Job, compile_all
+from tests.compile.sass import beside_products, is_mma, loop_of, overwritten, written
 
 N, K = 256, 1024
 
@@ -50,7 +52,7 @@ def test_the_wgmma_kernel_stays_in_registers_and_in_its_shared_memory(job):
     assert built.shared_bytes == shared_bytes(sizes, problem, make_layout("hopper", spec, N, K, facts=Facts()))
 
 
-@pytest.mark.parametrize("job", JOBS[::3], ids=str)
+@pytest.mark.parametrize("job", JOBS, ids=str)
 def test_the_assembler_does_not_serialise_its_products(job, tmp_path):
     """ptxas warns (C7510 and its like) where it makes each wgmma wait for the one before."""
     built = compile_all(JOBS, "3.6.0")[job]
@@ -61,3 +63,22 @@ def test_the_assembler_does_not_serialise_its_products(job, tmp_path):
     done = subprocess.run([ptxas, "-v", "-arch=sm_90a", source, "-o", tmp_path / "kernel.cubin"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "C75" not in done.stderr and "serializ" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("job", JOBS, ids=str)
+def test_a_running_product_keeps_its_operand_and_decoding_runs_beside_it(job):
+    built = compile_all(JOBS, "3.6.0")[job]
+    assert built.ok, built.error
+    body = loop_of((Path(built.folder) / "kernel.sass").read_text())
+    assert not overwritten(body)
+    # Of all that is no wgmma: scaling sums waits for the products, decoding should not.
+    assert beside_products(body) >= 0.6 * sum(not is_mma(text) for text in body), f"{beside_products(body)} of {len(body)}"
+
+
+def test_an_operand_without_its_wait_would_be_seen():
+    built = compile_all(JOBS, "3.6.0")[JOBS[0]]
+    body = loop_of((Path(built.folder) / "kernel.sass").read_text())
+    unguarded = [text for text in body if not text.startswith("WARPGROUP.DEPBAR")]
+    assert len(unguarded) < len(body) and overwritten(unguarded)
+    assert written("LDS.128 R8, [R48]") == {8, 9, 10, 11} and written("STS [R4], R5") == set()
+    assert written("LOP3.LUT P0, R60, R8, 0xf000f, R86.reuse, 0xea, !PT") == {60}

@@ -1,7 +1,9 @@
 """The consumer warpgroups: sum of one segment, W from registers, x from shared memory.
 
 Two half-steps of 64 k take turns: while one half's product runs, the other half's weights are decoded into registers of their own.
-Each set is named in the wait that retires its product, so that nothing overwrites what the tensor cores still read. Nothing but
+Each set is named in the wait that retires its product, so that nothing overwrites what the tensor cores still read. Where sums are
+scaled, a wait for all products follows the decoding of the next half; ptxas moves that decoding behind the wait, where nothing
+overlaps it, unless a loop stands between: `decoded_by_now` is one, a wait for a copy that is known to be there. Nothing but
 (slot, phase), and sums, is carried from step to step: Triton 3.6.0 folds other carried integers of such nested loops to their
 first values.
 """
@@ -85,6 +87,12 @@ def step_factors(
 
 
 @gluon.jit
+def decoded_by_now(full, slot, phase):
+    """Keep ptxas from moving what stands above below what follows (3 instructions)."""
+    mbarrier.wait(full.index(slot), phase)
+
+
+@gluon.jit
 def sum_scaled_weights(
     slot, phase, begin, end, xb, buffers, full, empty,
     DECODER: gl.constexpr, J: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr, SPLIT: gl.constexpr,
@@ -149,6 +157,7 @@ def sum_scaled_partials(
         z0, z1, z2, z3 = step_zeros(zb, slot, J, ZERO, BN, WG, A, DECODER)
         a0 = operand(low0, high0, (z0, z1), (), BN, A, DECODER)
         stored = row_values(sb.index(slot), BN, 1, gl.SliceLayout(1, ACC), 4 * WG)
+        decoded_by_now(full, slot, phase)
         t, _a1 = warpgroup_mma_wait(0, [d, a1])  # the step before is complete: its slot is free
         mbarrier.arrive(empty.index(prev), count=1, pred=k > begin)
         acc += t * scale[:, None]
@@ -199,6 +208,8 @@ def sum_scaled_groups(
                 a = half_operand(low, zeros[j], (), 0, BN, A, DECODER)
             else:
                 a = half_operand(high, zeros[j], (), 1, BN, A, DECODER)
+            if j == 0:
+                decoded_by_now(full, slot, phase)
             t, _busy = warpgroup_mma_wait(0, [d, busy])
             if j == 0:
                 mbarrier.arrive(empty.index(prev), count=1, pred=k > begin)
