@@ -1,8 +1,8 @@
 """Make the planner's table of measured tiles: `python -m bench.tuned_from_check hopper_check.jsonl bench/results/X-h200.json`.
 
 Writes hybrid_humming/plan/tuned/nvidia-h200.json: for each (spec, N, K, bucket of M) the fastest tile whose result was right, of
-those that a sweep (hopper_check) or a benchmark (bench.run) timed; a problem of fewer than five tiles is left to the model. A
-bucket that was not timed takes the row of the next larger M with the same block_m: that tile runs it no slower.
+those that a sweep (bench.sweep, hopper_check) or a benchmark (bench.run) timed; a problem of fewer than five tiles is left to the
+model. A bucket that was not timed takes the row of the next larger M with the same block_m: that tile runs it no slower.
 """
 
 import argparse
@@ -11,12 +11,17 @@ import re
 from pathlib import Path
 
 OUT = Path(__file__).resolve().parents[1] / "hybrid_humming" / "plan" / "tuned" / "nvidia-h200.json"
-BUCKETS = (1, 2, 4, 8, 16)
+BUCKETS = tuple(2**i for i in range(14))
 LABEL = re.compile(r"^(?P<spec>.+) \[\d+,\d+,\d+\] (?P<kernel>\w+) (?P<tile>.+)$")
 PLAN = re.compile(r"^(?P<kernel>gluon\.gemm_stream) \[(?P<block_m>\d+)x(?P<block_n>\d+)x(?P<block_k>\d+) (?P<rest>.+)\]$")
 FIELDS = {"bm": "block_m", "bn": "block_n", "bk": "block_k", "warps": "num_warps", "stages": "num_stages"}
 FEWEST = 5  # tiles of one problem that make a choice among them worth keeping
 WRONG = 4e-3  # relative error above which a timing does not count
+
+
+def value_of(text: str) -> int | bool | str:
+    """What a label says of a tile's field."""
+    return int(text) if text.isdigit() else {"True": True, "False": False}.get(text, text)
 
 
 def measured(lines: list[str]) -> list[dict]:
@@ -29,7 +34,7 @@ def measured(lines: list[str]) -> list[dict]:
         label = LABEL.match(found["case"])
         assert label is not None, found["case"]
         pairs = (pair.split("=") for pair in label["tile"].split())
-        tile = {FIELDS.get(name, name): int(value) for name, value in pairs} | {"mma": "mma_sync"}
+        tile = {"mma": "mma_sync"} | {FIELDS.get(name, name): value_of(value) for name, value in pairs}
         rows.append({"spec": label["spec"], "n": found["n"], "k": found["k"], "m": found["m"],
                      "kernel": f"gluon.gemm_{label['kernel']}", "tile": tile, "us": round(found["us"], 2)})  # fmt: skip
     return rows

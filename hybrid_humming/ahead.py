@@ -1,4 +1,4 @@
-"""Compile ahead of time: the kernels that a GEMM would launch on a GPU that need not be here.
+"""Compile ahead of time: the kernels that a GEMM would launch on a GPU that need not be here, its input quantizer's among them.
 
 No weight is needed: a kernel is specialised on shapes, dtypes and alignment, so its own launcher runs on meta tensors.
 """
@@ -13,13 +13,13 @@ from hybrid_humming.api import Device
 from hybrid_humming.device import DeviceInfo
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import DeviceError
-from hybrid_humming.jit.args import GemmArgs
+from hybrid_humming.inputs import empty_input, spans_tensor
+from hybrid_humming.jit.args import GemmArgs, InputArgs
 from hybrid_humming.jit.compile import Compiled
 from hybrid_humming.jit.launch import load_launcher
 from hybrid_humming.jit.offline import compiling_for
 from hybrid_humming.plan import Plan, check_plan
-from hybrid_humming.plan.registry import kernel
-from hybrid_humming.reference import quantize_input
+from hybrid_humming.plan.registry import kernel, quantizer
 from hybrid_humming.spec import PackLayout, Problem, Spec
 from hybrid_humming.weight import CanonicalWeight, QWeight
 
@@ -30,6 +30,8 @@ def compile_gemm(
     problem: Problem, device: Device, *, layout: PackLayout | None = None, plan: Plan | None = None
 ) -> tuple[Plan, tuple[Compiled, ...]]:
     """Return the plan of `problem` on `device` ("h200", "cuda" ...) and the kernels that it launches, compiled.
+
+    Those that quantize a bf16 x come last: with the tensor's own scale and, where there can be one, with a static scale.
 
     layout, plan  to use in place of the planner's own
 
@@ -43,7 +45,23 @@ def compile_gemm(
     launch = load_launcher(kernel(chosen.kernel).launcher)
     with compiling_for(info.sm) as compiled:
         launch(meta_arguments(problem, layout, chosen), chosen)
+        if problem.spec.quantizes_activation:
+            quantize = load_launcher(quantizer(info.kind).launcher)
+            for arguments in meta_inputs(problem):
+                quantize(arguments)
     return chosen, tuple(compiled)
+
+
+def meta_inputs(problem: Problem) -> list[InputArgs]:
+    """Return the meta tensors of an input quantization: with a dynamic scale, and with a static one where there can be one."""
+    spec, (m, k) = problem.spec, (problem.m, problem.k)
+    values, scale, second = empty_input((m,), k, spec, "row_major", torch.device("meta"))
+    permutation = _meta(k, dtype=torch.int32) if problem.act_order else None
+    given = (None, _meta(1, dtype=torch.float32)) if spans_tensor(spec) else (None,)
+    return [
+        InputArgs(_meta(m, k, dtype=_x_dtype(spec)), values, scale, second, s, None, None, permutation, 0, "", 0.0, False, spec)
+        for s in given
+    ]
 
 
 def meta_arguments(problem: Problem, layout: PackLayout, plan: Plan) -> GemmArgs:
@@ -52,8 +70,7 @@ def meta_arguments(problem: Problem, layout: PackLayout, plan: Plan) -> GemmArgs
     out_dtype = parse_format(spec.out_dtype or "bf16").torch_storage
     x, x_scale, x_global_scale = _meta(m, k, dtype=_x_dtype(spec)), None, None
     if spec.quantizes_activation:
-        quantized = quantize_input(x, spec)
-        x, x_scale, x_global_scale = quantized.values, quantized.scale, quantized.global_scale
+        x, x_scale, x_global_scale = empty_input((m,), k, spec, "row_major", torch.device("meta"))
     weight = meta_weight(spec, layout)
     return GemmArgs(
         x=x,

@@ -7,9 +7,10 @@ import torch
 from hybrid_humming import pack as packing
 from hybrid_humming import plan as planning
 from hybrid_humming import reference
+from hybrid_humming.catalogs import load_catalogs
 from hybrid_humming.device import DeviceInfo
 from hybrid_humming.errors import DtypeError, PlanError, SpecError
-from hybrid_humming.ops import Options, load_catalogs
+from hybrid_humming.ops import Options
 from hybrid_humming.plan import Explanation, Plan
 from hybrid_humming.spec import PackLayout, Problem, Spec
 from hybrid_humming.weight import CanonicalWeight, Facts, QWeight, scan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hybrid_humming.dispatch import needs_dispatcher
 from hybrid_humming.errors import DeviceError, DtypeError, PlanError, ShapeError, SpecError
 from hybrid_humming.ops import Options, check_bias_dtype, check_width, check_x_dtype, check_x_scale, empty_out, run_guarded
 from hybrid_humming.plan import Plan
@@ -28,9 +29,10 @@ def gemm(
 ) -> Tensor:
     """Return y [..., N] = x [..., K] @ dequantize(qweight).T (+ bias), accumulated in fp32 and rounded once.
 
-    x          float in the spec's activation type (any float when the spec quantizes activations), or codes with `x_scale`
+    x          float in the spec's activation type. When the spec quantizes activations: any float, transformed and quantized inside
+               by one kernel; or codes with `x_scale`, as `hh.quantize_input(x, qweight)` returns them, transformed already
     spec       may be given as a check; it must equal the weight's own
-    x_scale    [M, 1] | [M, K/G] | [1], any strides;  x_global_scale [1] fp32
+    x_scale    [M, 1] | [M, K/G] | [1], any strides, or packed int32 [M, K/4G];  x_global_scale [1] fp32
     out        [..., N] to write into;  out_dtype: instead of the spec's
     plan       a plan to run in place of the planner's own, such as `choose_plan(...).replace(block_m=16)`
 
@@ -49,7 +51,7 @@ def gemm(
         qweight.input_scale, qweight.spec_line, qweight.layout_line, plan.line if plan else "",
         str(options) if options else "", (transform.hadamard or 0) if transform else 0, qweight.block_offset,
     )  # fmt: skip
-    if _needs_dispatcher(x, bias):
+    if needs_dispatcher(x, bias):
         if out is None:
             return torch.ops.hybrid_humming.gemm(*arguments, out_dtype)
         torch.ops.hybrid_humming.gemm_out(*arguments, out)
@@ -58,21 +60,6 @@ def gemm(
         out = empty_out(x, qweight.spec_line, qweight.layout_line, out_dtype)
     run_guarded(*arguments, out, qweight.prepared)
     return out
-
-
-def _needs_dispatcher(x: Tensor, bias: Tensor | None) -> bool:
-    """True while someone watches ops (compile, export, fake tensors, modes, subclasses) or a gradient is wanted.
-
-    Everyone else calls the implementation directly: the dispatcher and the autograd wrapper cost some 40 us a call in Python.
-    """
-    return (
-        torch.compiler.is_compiling()
-        or type(x) is not Tensor
-        or (torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)))
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
 
 
 @torch.compiler.assume_constant_result

@@ -1,4 +1,4 @@
-"""CPU backend: y = x @ dequantize(W).T with vectorised unpacking and one fp32 matmul.
+"""CPU backend: y = x @ dequantize(W).T with vectorised unpacking and one fp32 matmul, and the input quantizer: the reference.
 
 For machines with no GPU and for tests; every spec and every layout. W and x are dequantized to fp32, the sum is kept in
 fp32 and rounded once.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 
 from hybrid_humming.device import DeviceInfo
-from hybrid_humming.jit.args import GemmArgs
+from hybrid_humming.jit.args import GemmArgs, InputArgs
 from hybrid_humming.pack import unpack
-from hybrid_humming.plan import KernelEntry, Plan, Tile
-from hybrid_humming.reference import QuantizedInput, dequantize, dequantize_input
+from hybrid_humming.plan import KernelEntry, Plan, QuantizerEntry, Tile
+from hybrid_humming.reference import QuantizedInput, dequantize, dequantize_input, prepare_input, quantize_input
 from hybrid_humming.spec import PackLayout, Problem
-from hybrid_humming.weight import QWeight
+from hybrid_humming.weight import InputTransform, QWeight
 
 _TILE = Tile(mma="library")
 
@@ -69,4 +69,31 @@ ENTRY = KernelEntry(
     cost_us=_cost_us,
     multiplies=lambda problem, device: "fp32",
     note="unpacks in torch, then one fp32 matmul",
+)
+
+
+def quantize(args: InputArgs) -> None:
+    """Write the values and scales of `args`, as the reference has them."""
+    transform = InputTransform(pre_quant_scale=args.pre_quant_scale, hadamard=args.hadamard or None, permutation=args.permutation)
+    x = prepare_input(args.x, rows=args.rows, activation=args.activation, limit=args.limit or None, transform=transform)
+    made = quantize_input(x, args.spec, input_scale=args.input_scale)
+    args.values.copy_(made.values)
+    assert made.scale is not None
+    if args.packed:
+        groups = made.scale.view(torch.uint8)
+        words = torch.zeros(groups.shape[0], 4 * args.scale.shape[1], dtype=torch.uint8, device=groups.device)
+        words[:, : groups.shape[1]] = groups
+        args.scale.copy_(words.view(torch.int32))
+    else:
+        args.scale.copy_(made.scale)
+    if args.global_scale is not None and made.global_scale is not None:
+        args.global_scale.copy_(made.global_scale)
+
+
+QUANTIZER = QuantizerEntry(
+    name="torch.quantize_input",
+    launcher="hybrid_humming.cpu:quantize",
+    device="cpu",
+    launches=lambda spec, static: 0,
+    fuses=lambda spec, k, hadamard, permuted: True,
 )

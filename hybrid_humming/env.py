@@ -30,7 +30,8 @@ VARIABLES = (
         name="HYBRID_HUMMING_CACHE_DIR",
         values="a folder",
         default="`${XDG_CACHE_HOME:-~/.cache}/hybrid_humming`",
-        effect="Where compiled kernels are kept. Safe to share between processes and to delete.",
+        effect="Where compiled kernels are kept, in a folder for each Triton, unless TRITON_CACHE_DIR is set. Safe to share "
+        "between processes, to copy to other machines and to delete (`hybrid-humming cache`).",
     ),
     Variable(
         name="HYBRID_HUMMING_HIDDEN_FORMATS",
@@ -66,6 +67,12 @@ def cache_dir() -> Path:
     if given := os.environ.get("HYBRID_HUMMING_CACHE_DIR"):
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hybrid_humming"
+
+
+def triton_cache_dir() -> Path | None:
+    """The folder that the user gave Triton for its compiled kernels, which then holds ours too; None if none was given."""
+    given = os.environ.get("TRITON_CACHE_DIR")
+    return Path(given) if given else None
 
 
 def hidden_formats() -> bool:

@@ -104,6 +104,12 @@ class PatchError(HybridHummingError, RuntimeError):
     code = "HH023"
 
 
+class CacheError(HybridHummingError, RuntimeError):
+    """The folder of compiled kernels can't be read, written or cleared, or holds what this library did not write."""
+
+    code = "HH024"
+
+
 class CheckpointError(HybridHummingError, ValueError):
     """A checkpoint can't be read; subclasses say why."""
 

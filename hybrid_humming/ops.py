@@ -7,23 +7,23 @@ means the same in another. Registered through `Library.define` and `impl`, whose
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hybrid_humming import cpu
+from hybrid_humming.catalogs import load_catalogs
 from hybrid_humming.device import DeviceInfo
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import CompileError, DtypeError, ShapeError, SpecError, did_you_mean
+from hybrid_humming.inputs import parse_spec, run_input, spans_tensor, unpack_scale
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.launch import load_launcher
 from hybrid_humming.pack import unpack
 from hybrid_humming.plan import Plan, check_plan, choose_plan, m_bucket
-from hybrid_humming.plan.registry import kernel, register_kernel, register_layout
-from hybrid_humming.reference import apply_transform, dequantize, quantize_input
+from hybrid_humming.plan.registry import kernel
+from hybrid_humming.reference import apply_transform, dequantize
 from hybrid_humming.spec import PackLayout, Problem, Spec
 from hybrid_humming.usage import Counter
 from hybrid_humming.weight import InputTransform, QWeight
@@ -79,18 +79,6 @@ class Options:
         return cls(**fields)
 
 
-@functools.cache
-def load_catalogs() -> None:
-    """Register the kernels and layouts of every kernel package; imports no compiler."""
-    register_kernel(cpu.ENTRY)
-    for package in ("triton_kernels", "cuda_kernels"):
-        catalog = importlib.import_module(f"hybrid_humming.{package}.catalog")
-        for layout in catalog.LAYOUTS:
-            register_layout(layout)
-        for entry in catalog.KERNELS:
-            register_kernel(entry)
-
-
 class _Prepared:
     """One planned problem on one device: made once, used by every call of its M bucket."""
 
@@ -129,7 +117,6 @@ def _prepare(
     return _Prepared(problem, parsed, chosen, info)
 
 
-_parse_spec = functools.lru_cache(maxsize=4096)(Spec.parse)
 _parse_layout = functools.lru_cache(maxsize=4096)(PackLayout.parse)
 
 
@@ -158,15 +145,20 @@ def _run(
 
     cache  where this weight keeps its prepared problems; without it they are looked up by their strings
     """
-    parsed = _parse_spec(spec)
+    parsed = parse_spec(spec)
     if out.numel() == 0:
         return
-    if permutation is not None or pre_quant_scale is not None or hadamard:
+    if parsed.quantizes_activation:
+        if x_scale is None:
+            _check_invariant(parsed, options, input_scale)
+            x = x if x.dtype != torch.float64 else x.float()
+            static = input_scale if spans_tensor(parsed) else None
+            x, x_scale, x_global_scale = run_input(x, static, None, permutation, pre_quant_scale, spec, "", 0.0, hadamard)
+        elif x_scale.dtype == torch.int32:
+            x_scale = unpack_scale(x_scale, parsed, _parse_layout(layout).k)
+    elif permutation is not None or pre_quant_scale is not None or hadamard:
         transform = InputTransform(permutation=permutation, pre_quant_scale=pre_quant_scale, hadamard=hadamard or None)
         x = apply_transform(x, transform)
-    if parsed.quantizes_activation and x_scale is None:
-        quantized = quantize_input(x, parsed, input_scale=input_scale)
-        x, x_scale, x_global_scale = quantized.values, quantized.scale, quantized.global_scale
     x2 = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     if x2.stride(1) != 1:
         x2 = x2.contiguous()
@@ -210,6 +202,15 @@ def _run(
         out.copy_(y.view(out.shape))
 
 
+def _check_invariant(spec: Spec, options: str, input_scale: Tensor | None) -> None:
+    if input_scale is None and spans_tensor(spec) and "batch_invariant" in options:
+        what = "scale" if spec.activation_granularity == "tensor" else "second scale"
+        raise SpecError(
+            f"batch_invariant with '{spec}': without a static input_scale the {what} of x depends on all its rows; load a weight "
+            "that holds one, or quantize x yourself with hh.quantize_input(x, spec, input_scale=...)"
+        )
+
+
 def _specialised(tensor: Tensor | None) -> Any:
     return tensor if tensor is None else (tensor.dtype, tensor.data_ptr() & 15, tensor.stride())
 
@@ -245,7 +246,7 @@ def _gemm_out_fake(x: Tensor, *args: Any) -> None:
 
 def _check_traced(x: Tensor, args: tuple[Any, ...]) -> None:
     """What the public call checks of an eager call, for one that is being traced."""
-    spec, layout, x_scale, bias = _parse_spec(args[10]), _parse_layout(args[11]), args[4], args[6]
+    spec, layout, x_scale, bias = parse_spec(args[10]), _parse_layout(args[11]), args[4], args[6]
     if layout.experts:
         raise ShapeError(f"the weight has {layout.experts} experts; hh.gemm takes one dense weight [N, K]")
     check_width(x, spec, layout, spec.quantizes_activation and x_scale is not None)
@@ -260,7 +261,7 @@ def _check_traced(x: Tensor, args: tuple[Any, ...]) -> None:
 def empty_out(x: Tensor, spec: str, layout: str, out_dtype: torch.dtype | None) -> Tensor:
     """Return an uninitialised y [..., N] for x."""
     if out_dtype is None:
-        out_dtype = parse_format(_parse_spec(spec).out_dtype or "bf16").torch_storage
+        out_dtype = parse_format(parse_spec(spec).out_dtype or "bf16").torch_storage
     return torch.empty((*x.shape[:-1], _parse_layout(layout).n), dtype=out_dtype, device=x.device)
 
 
@@ -302,7 +303,11 @@ def check_x_scale(x: Tensor, spec: Spec, k: int, x_scale: Tensor | None, x_globa
     want = parse_format(str(spec.activation_scale)).torch_storage
     lead, groups = tuple(x.shape[:-1]), k // (spec.activation_group_size or k)
     rows = math.prod(lead)
-    fits = ((1,),) if spec.activation_granularity == "tensor" else ((rows, groups), (*lead, groups))
+    fits: tuple[tuple[int, ...], ...] = ((rows, groups), (*lead, groups))
+    if spec.activation_granularity == "tensor":
+        fits = ((1,),)
+    elif x_scale.dtype == torch.int32 and spec.activation_scale == "e8m0" and spec.activation_group_size:
+        want, fits = torch.int32, ((rows, -(-groups // 4)),)  # packed, as hh.quantize_input packs them
     if tuple(x_scale.shape) not in fits or x_scale.dtype != want or x_scale.device != x.device:
         shapes = " or ".join(dict.fromkeys(str(list(shape)) for shape in fits))
         raise ShapeError(
@@ -352,7 +357,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grads: list[Tensor | None] = [None] * 18
     if ctx.needs_input_grad[0]:
         packed = QWeight(
-            spec=_parse_spec(ctx.spec),
+            spec=parse_spec(ctx.spec),
             layout=_parse_layout(ctx.layout),
             qweight=qweight,
             scale=scale,

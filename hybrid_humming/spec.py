@@ -162,6 +162,11 @@ class Spec:
         return not self.activation_format.is_wide
 
     @property
+    def activation_line(self) -> str:
+        """The activation half of the line: "e4m3 g128"."""
+        return _activation_text(self)
+
+    @property
     def has_zero_point(self) -> bool:
         """True when a zero point is subtracted from the codes."""
         return self.zero_point is not None

@@ -9,6 +9,10 @@ ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
 ASKED = {"gptqmodel-w4-g16-asym-unlabelled": ReadOptions(gptq_zero_points="v1")}  # what these files don't say
 
+# Methods whose layers tests/checkpoint/test_experts.py writes as experts one by one.
+ONE_BY_ONE = ("auto-round", "awq", "compressed-tensors", "fp8", "gptq", "hqq", "modelopt", "quark")
+REFUSED_STACKED = "test_experts::test_stacked_gptq_and_awq_experts_are_refused"
+
 # (quant_method, what is refused, the test of its message)
 REFUSED = [
     ("gptq", "`gptq_p`, the planar layout: GPTQModel's 5, 6, 7 bits", "test_gptq::test_the_planar_layout_is_refused_by_name"),
@@ -21,6 +25,8 @@ REFUSED = [
         "`g_idx` groups that share no multiple of 8",
         "test_gptq::test_groups_that_share_no_multiple_of_8_are_refused_with_the_count",
     ),
+    ("gptq", "experts stacked in one tensor", REFUSED_STACKED),
+    ("awq", "experts stacked in one tensor", REFUSED_STACKED),
     ("awq", "`gemv`, `gemv_fast`", "test_awq::test_gemv_layouts_are_refused_by_name"),
     ("awq", "`llm-awq`, `exllama`, `marlin`, `ipex`", "test_awq::test_other_versions_are_refused_by_name"),
     ("awq", "words along K under the label gemm", "test_awq::test_a_gemv_file_labelled_gemm_is_seen_by_its_shape"),
@@ -39,6 +45,11 @@ REFUSED = [
         "compressed-tensors",
         "asymmetric activations, dynamic ones by tensor, floats of other widths",
         "test_compressed_tensors::test_activations_that_are_not_read_say_so",
+    ),
+    (
+        "compressed-tensors",
+        "stacked experts whose gate and up scalars differ",
+        "test_experts::test_a_gate_with_a_scalar_of_its_own_is_refused",
     ),
     ("modelopt", "SVDQuant, unknown algorithms", "test_modelopt::test_other_algorithms_are_refused_by_name"),
     (
@@ -77,3 +88,19 @@ def read_table() -> list[list[str]]:
 def refused_table() -> list[list[str]]:
     """[method, variant, test]; tests/test_docs.py checks that the tests named on a page exist."""
     return [[f"`{method}`", what, f"`{test}`"] for method, what, test in REFUSED]
+
+
+def experts_table() -> list[list[str]]:
+    """[method, one by one, stacked]: fixtures by what `inspect` says of them, refusals by their tests."""
+    apart = "`test_experts::test_experts_become_one_weight`"
+    refused = {"gptq": REFUSED_STACKED, "awq": REFUSED_STACKED}
+    cells: dict[str, list[str]] = {}
+    for folder in sorted(path.parent for path in GOLDEN.glob("*/expected.safetensors")):
+        stacked = cells.setdefault(read_config(folder).method, [])
+        if any(len(report.shape) == 3 for report in inspect(folder, options=ASKED.get(folder.name))):
+            stacked.append(f"`{folder.name}`")
+    rows = []
+    for method, stacked in sorted(cells.items()):
+        there = ", ".join(stacked) or (f"refused: `{refused[method]}`" if method in refused else "no exporter is known to write it")
+        rows.append([f"`{method}`", "always stacked" if method == "mxfp4" else apart if method in ONE_BY_ONE else "", there])
+    return rows

@@ -169,6 +169,11 @@ def variants_read() -> str:
     return table(["`quant_method`", "spec", "fixtures in tests/golden"], checkpoint_tables.read_table())
 
 
+def variants_experts() -> str:
+    """How experts lie, by method: which fixtures have them stacked, and what shows those stored one by one."""
+    return table(["`quant_method`", "one by one", "stacked in one tensor"], checkpoint_tables.experts_table())
+
+
 def variants_refused() -> str:
     """Every variant that a test shows to be refused."""
     return table(["`quant_method`", "refused", "test"], checkpoint_tables.refused_table())
@@ -177,6 +182,7 @@ def variants_refused() -> str:
 PARTS = {
     "variants_read": variants_read,
     "variants_refused": variants_refused,
+    "variants_experts": variants_experts,
     "measured": measured_table,
     "support": support_table,
     "env": env.table,

@@ -48,3 +48,15 @@ def test_the_plan_is_the_planners_or_the_users():
     assert (plan.tile, plan.source) == (own.tile, "user")
     with pytest.raises(PlanError, match="num_warps=3"):
         hh.compile_gemm(PROBLEM, "h200", layout=layout, plan=own.replace(num_warps=3))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("line", "kernels"), [
+    ("e4m3 channel x e4m3 token", ["quantize_kernel"]),
+    ("nvfp4 x nvfp4", ["absmax_kernel", "quantize_kernel", "quantize_kernel"]),  # its own second scale, then a static one
+])  # fmt: skip
+def test_the_input_quantizers_are_built_too(line, kernels):
+    problem = hh.Problem(spec=hh.Spec.parse(line), m=16, n=128, k=512)
+    _, compiled = hh.compile_gemm(problem, "h200")
+    assert [c.entry for c in compiled][-len(kernels) :] == kernels and len(compiled) > len(kernels)
+    assert not any(c.spill_bytes for c in compiled[-len(kernels) :])

@@ -99,7 +99,7 @@ def test_a_weight_comes_back_bit_equal(weight, packed, folder, canonical):
 @pytest.mark.parametrize("line", ["int4 g16 x fp16", "uint3 g32 zp x bf16", "mxfp4 x bf16"])
 def test_packed_bytes_are_stored_as_they_are_in_any_layout(tmp_path, line):
     weight = weight_of(line)
-    for family in ("portable", "hopper", "ampere"):  # umma holds no weight for 16-bit activations
+    for family in ("portable", "hopper", "ampere"):  # hopper_a8 and umma hold no weight for 16-bit activations
         layout = packing.make_layout(family, weight.spec, weight.n, weight.k, facts=scan(weight))
         qweight = packing.pack(weight, layout)
         hh.save(tmp_path / f"{family}.safetensors", {"x": qweight})

@@ -19,6 +19,7 @@ from hybrid_humming.checkpoint.bits import stream_words, unpack_columns, unpack_
 from hybrid_humming.checkpoint.common import FLOATS, check_bias, float_format, model_format
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
+from hybrid_humming.checkpoint.stacked import refuse_stacked
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod, did_you_mean
 from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
@@ -60,6 +61,7 @@ class AWQ(Importer):
         """Return the layer, or None for a module without qweight; raises what `Importer.describe` says."""
         if "qweight" not in parts:
             return None
+        refuse_stacked(name, parts, "AWQ", "AutoAWQ and AutoRound")
         require(name, parts, ("qweight", "scales", "qzeros") if self.zero_point else ("qweight", "scales"), "AWQ gemm")
         n, k = self._size(name, parts)
         stored = float_format(name, parts["scales"])

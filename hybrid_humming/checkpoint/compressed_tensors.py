@@ -5,6 +5,8 @@ int-quantized, float-quantized, naive-quantized  ct_plain   weight int8 or e4m3,
 mxfp8-quantized                                  ct_plain   weight e4m3, weight_scale e8m0 as uint8
 nvfp4-pack-quantized, mxfp4-pack-quantized       ct_float4  weight_packed uint8, two e2m1 codes a byte
 mxfp6-pack-quantized                             ct_float4  weight_packed uint8, four e2m3 codes in three bytes
+
+Experts stacked in one tensor [E, N, ...] are read in each of them: stacked.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from hybrid_humming.checkpoint import ct_float4, ct_packed, ct_plain
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.ct_scheme import Schemes
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer
+from hybrid_humming.checkpoint.stacked import describe_stacked, split_flat, stacked
 from hybrid_humming.errors import UnknownQuantMethod, did_you_mean
 
 QUANTIZED = ("weight_packed", "weight_scale")
@@ -52,6 +55,10 @@ class CompressedTensors(Importer):
                 "which is not read; use a checkpoint without transforms"
             )
 
+    def split(self, tensor: str) -> tuple[str, str]:
+        """Return (module, part); of stacked experts too, whose parameters are named `experts.down_proj_packed`."""
+        return split_flat(tensor) or super().split(tensor)
+
     def describe(self, name: str, parts: Parts) -> StoredLayer | None:
         """Return the layer, or None for a module without quantized tensors; raises what `Importer.describe` says."""
         if not any(part in parts for part in QUANTIZED):
@@ -63,4 +70,6 @@ class CompressedTensors(Importer):
             raise UnknownQuantMethod(
                 f"{name}: compressed-tensors format {scheme.format!r} is not read{why}{did_you_mean(scheme.format, LAYOUTS)}"
             )
+        if stacked(parts):
+            return describe_stacked(name, parts, lambda one: layout(name, one, scheme, self.config.activation))
         return layout(name, parts, scheme, self.config.activation)

@@ -7,10 +7,11 @@ model.layers.0.block_sparse_moe.experts.{0..E-1}.w1      -> model.layers.0.block
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import Any
 
 from hybrid_humming.errors import CheckpointMismatch, LayoutError
-from hybrid_humming.lazy import Tensor, torch
+from hybrid_humming.lazy import torch
 from hybrid_humming.weight import CanonicalWeight, InputTransform
 
 _EXPERT = re.compile(r"(?P<before>.*\bexperts)\.(?P<index>\d+)\.(?P<after>.+)$")
@@ -33,29 +34,33 @@ def expert_groups(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return {group: tuple(members[i] for i in range(len(members))) for group, members in found.items()}
 
 
-def stack_experts(name: str, weights: Sequence[CanonicalWeight]) -> CanonicalWeight:
-    """Return the weights [N, K] of E experts as one [E, N, K]; raises LayoutError unless spec, sizes and transform are the same."""
-    first = weights[0]
-    for i, weight in enumerate(weights[1:], start=1):
-        if (weight.spec, weight.n, weight.k) != (first.spec, first.n, first.k):
+def stack_experts(name: str, weights: Iterable[CanonicalWeight], count: int) -> CanonicalWeight:
+    """Return the weights [N, K] of `count` experts, taken one at a time, as one [E, N, K].
+
+    Raises LayoutError unless spec, sizes and transform are the same.
+    """
+    stacks: dict[str, Any] = {}
+    for i, weight in enumerate(weights):
+        tensors = {part: getattr(weight, part) for part in _STACKED if getattr(weight, part) is not None}
+        if i == 0:
+            spec, transform, n, k = weight.spec, weight.transform, weight.n, weight.k
+            stacks = {part: tensor.new_empty(count, *tensor.shape) for part, tensor in tensors.items()}
+        if (weight.spec, weight.n, weight.k) != (spec, n, k):
             raise LayoutError(
-                f"{name}: expert {i} is '{weight.spec}' [{weight.n}, {weight.k}], expert 0 is '{first.spec}' "
-                f"[{first.n}, {first.k}]; experts of one weight must be alike: load them one by one"
+                f"{name}: expert {i} is '{weight.spec}' [{weight.n}, {weight.k}], expert 0 is '{spec}' [{n}, {k}]; "
+                "experts of one weight must be alike: load them one by one"
             )
-        if not _same_transform(weight.transform, first.transform):
+        if not _same_transform(weight.transform, transform):
             raise LayoutError(
                 f"{name}: expert {i} transforms x in another way than expert 0 (act-order or pre_quant_scale of its own); "
                 "one weight has one transform: load the experts one by one"
             )
-    tensors = {field: _stack([getattr(weight, field) for weight in weights]) for field in _STACKED}
-    return first.replace(**tensors)
-
-
-def _stack(tensors: list[Tensor | None]) -> Tensor | None:
-    present = [tensor for tensor in tensors if tensor is not None]
-    if len(present) not in (0, len(tensors)):
-        raise LayoutError(f"{len(present)} of {len(tensors)} experts have a bias or an input scale; all or none may")
-    return torch.stack(present) if present else None
+        if set(tensors) != set(stacks):
+            odd = ", ".join(sorted(set(tensors) ^ set(stacks)))
+            raise LayoutError(f"{name}: one of expert 0 and expert {i} has {odd}, the other has not; all or none may")
+        for part, tensor in tensors.items():
+            stacks[part][i] = tensor
+    return CanonicalWeight(spec=spec, transform=transform, **stacks)
 
 
 def _same_transform(one: InputTransform | None, other: InputTransform | None) -> bool:

@@ -27,6 +27,7 @@ from hybrid_humming.checkpoint.config import Fields, QuantConfig
 from hybrid_humming.checkpoint.files import TensorInfo
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
 from hybrid_humming.checkpoint.rules import dynamic_override
+from hybrid_humming.checkpoint.stacked import refuse_stacked
 from hybrid_humming.dtypes import from_torch
 from hybrid_humming.errors import AmbiguousCheckpoint, CheckpointMismatch, UnknownQuantMethod, did_you_mean
 from hybrid_humming.lazy import Tensor, torch
@@ -81,6 +82,7 @@ class GPTQ(Importer):
         """Return the layer, or None for a module without qweight; raises what `Importer.describe` says."""
         if "qweight" not in parts:
             return None
+        refuse_stacked(name, parts, "GPTQ", "AutoGPTQ, GPTQModel and AutoRound")
         rule = self.rule(name)
         require(name, parts, ("qweight", "scales") if rule.sym else ("qweight", "scales", "qzeros"), "GPTQ")
         if rule.desc_act:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hybrid_humming.checkpoint.config import QuantConfig, read_config
 from hybrid_humming.checkpoint.experts import expert_groups, stack_experts
 from hybrid_humming.checkpoint.files import Files, TensorInfo, as_path
-from hybrid_humming.checkpoint.registry import KV_CACHE, TELLTALES, Importer, PlainLayer, ReadOptions, StoredLayer, importer
+from hybrid_humming.checkpoint.registry import KV_CACHE, Importer, PlainLayer, ReadOptions, StoredLayer, importer, quantized_parts
 from hybrid_humming.errors import CheckpointError, HybridHummingError, MissingTensor, UnreadTensor, did_you_mean
 from hybrid_humming.lazy import torch
 from hybrid_humming.spec import Spec
@@ -111,7 +111,7 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
         groups = self.expert_groups()
         if group not in groups:
             raise MissingTensor(f"{self.path} has no experts {group!r}; it has {len(groups)} groups.{did_you_mean(group, groups)}")
-        return stack_experts(group, [self[name] for name in groups[group]])
+        return stack_experts(group, (self[name] for name in groups[group]), len(groups[group]))
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return any stored tensor as it is, such as a norm of `rest`."""
@@ -146,7 +146,7 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
                     self._trouble(name, parts, UnreadTensor(f"{name}: not understood beside its weight: {listed}"))
 
     def _skip(self, name: str, parts: dict[str, TensorInfo]) -> None:
-        unread = sorted(set(parts) & TELLTALES)
+        unread = quantized_parts(parts)
         if unread:
             listed = ", ".join(f"{part} {parts[part]}" for part in unread)
             error = UnreadTensor(f"{name}: quantized tensors that the config gives no reader for: {listed}")

@@ -27,7 +27,7 @@ from hybrid_humming.weight import CanonicalWeight, InputTransform, QWeight
 Tensors = Mapping[str, Tensor]
 METHOD = "hybrid_humming"
 FORMAT_VERSION = 1
-READABLE = {"portable": 1, "hopper": 1, "ampere": 1, "umma": 1}
+READABLE = {"portable": 1, "hopper": 1, "hopper_a8": 1, "ampere": 1, "umma": 1}
 """Layout family -> the version that pack/<family>.py reads."""
 
 

@@ -10,6 +10,7 @@ To add a format: a file in this folder with a subclass of `Importer`, and its li
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -56,6 +57,10 @@ TELLTALES = frozenset(
         *("input_scale", "input_zero_point", "input_global_scale", "pre_quant_scale"),
     )
 )
+
+# A module that holds codes under other names: parameters of stacked experts, a weight whose scale is missing.
+_CODES = ("I8", "U8", "I32", "F8_E4M3", "F8_E5M2")
+_WEIGHTS = re.compile(r"(.*_)?(weight|qweight|packed|proj|blocks|codes)$")
 
 # Parts of the KV cache that some exporters store beside a projection: no business of the product, left for the host to read.
 KV_CACHE = frozenset(
@@ -208,6 +213,15 @@ def importer(config: QuantConfig, options: ReadOptions | None = None) -> Importe
     module, _, name = target.partition(":")
     made: Importer = getattr(import_module(f"hybrid_humming.checkpoint.{module}"), name)(config, options or ReadOptions())
     return made
+
+
+def quantized_parts(parts: Parts) -> list[str]:
+    """Return those of an unclaimed module's parts that only a quantized layer has, by name or by dtype."""
+    return sorted(
+        part
+        for part, info in parts.items()
+        if part in TELLTALES or (info.dtype in _CODES and len(info.shape) > 1 and _WEIGHTS.fullmatch(part))
+    )
 
 
 # ---- what describe() functions share ----

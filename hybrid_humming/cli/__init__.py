@@ -13,7 +13,7 @@ from importlib import import_module
 from hybrid_humming.errors import HybridHummingError
 
 # In the order that --help lists them.
-COMMANDS: tuple[str, ...] = ("doctor", "explain", "inspect", "convert", "bench")
+COMMANDS: tuple[str, ...] = ("doctor", "explain", "inspect", "convert", "bench", "cache")
 
 EXIT_OK, EXIT_PROBLEM, EXIT_USAGE = 0, 1, 2
 

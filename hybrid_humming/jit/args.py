@@ -1,4 +1,4 @@
-"""GemmArgs: what every GEMM launcher is given."""
+"""GemmArgs: what every GEMM launcher is given. InputArgs: what every input quantizer is given."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hybrid_humming.spec import PackLayout, Problem
+from hybrid_humming.spec import PackLayout, Problem, Spec
 
 Tensor = torch.Tensor
 
@@ -41,3 +41,32 @@ class GemmArgs(NamedTuple):
     layout: PackLayout
     memo: dict[str, Any]
     block_offset: tuple[int, int] = (0, 0)
+
+
+class InputArgs(NamedTuple):
+    """One quantization of x, checked and on one device; M >= 1 and K >= 1.
+
+    x             [T, K], or [T, 2K] before an activation; bf16, fp16 or fp32, unit stride along K
+    values        [M, K], or [M, K/2] for codes of four bits, contiguous: written
+    scale         [M, 1] | [M, K/G] | [1], any strides; with `packed` int32 [M, ceil(K/(4G))] with unit stride along M, four e8m0
+                  scales a word, the first in the low byte. Written, with the rows that fill 16 bytes of an M-major one
+    global_scale  [1] fp32 to write, or None
+    input_scale   [1] fp32: a static scale (of the tensor, or the second one), or None
+    rows          [M] int32 or int64: the row of x that each row is made from, one outside x stands for zeros; None: M = T
+    pre_quant_scale, permutation   [K], as InputTransform's; hadamard: its block, or 0
+    activation    "", or one of reference.prologue.ACTIVATIONS;  limit: of its clamp, 0 for none
+    """
+
+    x: Tensor
+    values: Tensor
+    scale: Tensor
+    global_scale: Tensor | None
+    input_scale: Tensor | None
+    rows: Tensor | None
+    pre_quant_scale: Tensor | None
+    permutation: Tensor | None
+    hadamard: int
+    activation: str
+    limit: float
+    packed: bool
+    spec: Spec

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hybrid_humming.errors import CompileError
+from hybrid_humming.errors import CacheError, CompileError
+from hybrid_humming.jit.store import keeping
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +87,10 @@ def compile_triton(
     source = (source_type or ASTSource)(kernel, kinds, {(index[name],): value for name, value in constants.items()}, attrs)
     launch = {"num_warps": num_warps, "num_stages": num_stages, **(options or {})}
     try:
-        built = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=launch)
+        with keeping():
+            built = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=launch)
+    except CacheError:
+        raise
     except Exception as error:
         raise CompileError(f"{kernel.fn.__name__} does not compile for sm_{sm}: {error}") from error
     return _describe(kernel, built, sm, launch, time.perf_counter() - begin)
@@ -99,7 +103,10 @@ def compile_launch(
     check_target(sm)
     begin = time.perf_counter()
     try:
-        built = kernel.warmup(*args, grid=grid, **constants, **launch)
+        with keeping():
+            built = kernel.warmup(*args, grid=grid, **constants, **launch)
+    except CacheError:
+        raise
     except Exception as error:
         raise CompileError(f"{kernel.fn.__name__} does not compile for sm_{sm}: {error}") from error
     return _describe(kernel, built, sm, launch, time.perf_counter() - begin)

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from hybrid_humming.errors import CompileError
-from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.compile import Compiled, check_target, compile_launch
-from hybrid_humming.plan import Plan
+from hybrid_humming.jit.store import keeping
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 # (sm, results) inside `offline.compiling_for`, where a launch compiles and runs nothing.
@@ -31,10 +30,10 @@ def target_sm(device: torch.device) -> int:
     return major * 10 + minor
 
 
-def load_launcher(path: str) -> Callable[[GemmArgs, Plan], None]:
+def load_launcher(path: str) -> Callable[..., None]:
     """Return the launcher that a catalog names as `module:function`, importing its module."""
     module, _, function = path.partition(":")
-    launcher: Callable[[GemmArgs, Plan], None] = getattr(importlib.import_module(module), function)
+    launcher: Callable[..., None] = getattr(importlib.import_module(module), function)
     return launcher
 
 
@@ -75,10 +74,11 @@ def launch_triton(
         if torch.cuda.is_current_stream_capturing():
             raise CompileError(
                 f"{kernel.fn.__name__} is not compiled for this problem yet and a CUDA graph is being captured; "
-                "run the same call once before the capture (hh.prebuild and a warm-up of each M bucket do it)"
+                "run the same call once before the capture, for each bucket of M"
             )
         check_target(target_sm(next(arg.device for arg in args if isinstance(arg, torch.Tensor))))
-        compiled = kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages, **options)
+        with keeping():
+            compiled = kernel[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages, **options)
         _compiled[key] = compiled
     else:
         compiled[grid](*args, *constants.values())

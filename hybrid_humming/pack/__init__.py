@@ -12,7 +12,7 @@ from hybrid_humming.errors import LayoutError
 from hybrid_humming.spec import PackLayout, Spec
 from hybrid_humming.weight import CanonicalWeight, Facts, QWeight
 
-FAMILIES = ("portable", "hopper", "ampere", "umma")
+FAMILIES = ("portable", "hopper", "hopper_a8", "ampere", "umma")
 
 
 def pack(weight: CanonicalWeight, layout: PackLayout) -> QWeight:

@@ -3,7 +3,7 @@
 from hybrid_humming.plan.choose import check_plan, choose_layout, choose_plan, m_bucket, survey
 from hybrid_humming.plan.explain import Explanation, explain_problem
 from hybrid_humming.plan.fallback import fallback_table, operand_format
-from hybrid_humming.plan.types import Candidate, KernelEntry, LayoutEntry, Plan, Rejection, Tile
+from hybrid_humming.plan.types import Candidate, KernelEntry, LayoutEntry, Plan, QuantizerEntry, Rejection, Tile
 
 __all__ = [
     "Candidate",
@@ -11,6 +11,7 @@ __all__ = [
     "KernelEntry",
     "LayoutEntry",
     "Plan",
+    "QuantizerEntry",
     "Rejection",
     "Tile",
     "check_plan",

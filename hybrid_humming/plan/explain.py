@@ -8,7 +8,7 @@ from typing import Any
 
 from hybrid_humming.plan.choose import Choice, choose_plan, survey
 from hybrid_humming.plan.cost import bound_by, problem_bytes
-from hybrid_humming.plan.registry import kernel
+from hybrid_humming.plan.registry import kernel, quantizer
 from hybrid_humming.plan.types import Candidate, Plan
 
 
@@ -35,6 +35,8 @@ class Explanation:
             f"cost        {plan.cost_us:.3g} us ({plan.source}), bound by {bound_by(problem, device, plan.multiplies)}, "
             f"{problem_bytes(problem) / 1e6:.3g} MB to move, planned for M <= {problem.m}",
         ]
+        if self.quantizer:
+            lines.insert(2, f"input       {self.quantizer}")
         if plan.workspace_bytes:
             lines.append(f"workspace   {plan.workspace_bytes / 1e6:.3g} MB")
         others = self.runners_up
@@ -46,6 +48,17 @@ class Explanation:
         lines += ["rejected"] if choice.rejections else []
         lines += [f"  {r.kernel}: {r.reason}" for r in choice.rejections]
         return "\n".join(lines)
+
+    @property
+    def quantizer(self) -> str:
+        """What quantizes a float x before the product, with its number of kernels; empty where x is multiplied as it is."""
+        spec, entry = self.choice.problem.spec, quantizer(self.choice.device.kind)
+        if not spec.quantizes_activation:
+            return ""
+        dynamic, static = entry.launches(spec, False), entry.launches(spec, True)
+        count = "" if not dynamic else f"; {dynamic} kernel{'s' * (dynamic > 1)} a float x"
+        count += f", {static} with a static scale" if static != dynamic else ""
+        return f"to {spec.activation_line} by {entry.name}  ({entry.status}{count})"
 
     @property
     def runners_up(self) -> list[Candidate]:
@@ -60,6 +73,7 @@ class Explanation:
             "device": choice.device.name,
             "layout": str(choice.layout),
             "plan": dataclasses.asdict(self.plan),
+            "quantizer": self.quantizer,
             "runners_up": [{"kernel": c.entry.name, "tile": str(c.tile), "cost_us": c.cost_us} for c in self.runners_up],
             "rejected": [{"kernel": r.kernel, "reason": r.reason} for r in choice.rejections],
         }

@@ -1,12 +1,13 @@
-"""The kernels and layouts that planning may choose from. Catalogs register theirs once; `ops` sees to it."""
+"""The kernels, layouts and input quantizers that planning may choose from. Catalogs register theirs once; `catalogs` sees to it."""
 
 from __future__ import annotations
 
 from hybrid_humming.errors import PlanError, did_you_mean
-from hybrid_humming.plan.types import KernelEntry, LayoutEntry
+from hybrid_humming.plan.types import KernelEntry, LayoutEntry, QuantizerEntry
 
 _kernels: dict[str, KernelEntry] = {}
 _layouts: dict[str, LayoutEntry] = {}
+_quantizers: dict[str, QuantizerEntry] = {}
 
 
 def register_kernel(entry: KernelEntry) -> None:
@@ -36,3 +37,14 @@ def kernel(name: str) -> KernelEntry:
     if name not in _kernels:
         raise PlanError(f"unknown kernel {name!r}; registered are {', '.join(_kernels)}.{did_you_mean(name, _kernels)}")
     return _kernels[name]
+
+
+def register_quantizer(entry: QuantizerEntry) -> None:
+    """Make `entry` the input quantizer of its kind of device; a second one must be the same value."""
+    if _quantizers.setdefault(entry.device, entry) != entry:
+        raise PlanError(f"{entry.device} has the input quantizer {_quantizers[entry.device].name!r} already")
+
+
+def quantizer(device_kind: str) -> QuantizerEntry:
+    """Return the input quantizer of "cuda" or "cpu"."""
+    return _quantizers[device_kind]

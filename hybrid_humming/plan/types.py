@@ -206,3 +206,23 @@ class LayoutEntry:
     reject: Callable[[Spec, int, int, DeviceInfo], str | None]
     experts: bool = True
     inside_blocks: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizerEntry:
+    """One input quantizer, described to `explain` and `report`.
+
+    name       such as `triton.quantize_input`
+    launcher   `module:function` of `launch(args: InputArgs) -> None`, imported on first use
+    device     "cuda" or "cpu"
+    launches   (spec, static) -> kernels that quantizing a float x takes; static: the tensor's scale is given
+    fuses      (spec, k, hadamard, permuted) -> whether the transform is done inside as well
+    status     as KernelEntry's
+    """
+
+    name: str
+    launcher: str
+    device: str
+    launches: Callable[[Spec, bool], int]
+    fuses: Callable[[Spec, int, int, bool], bool]
+    status: str = "stable"

@@ -4,6 +4,7 @@ from hybrid_humming.reference.activation import QuantizedInput, dequantize_input
 from hybrid_humming.reference.dequantize import dequantize
 from hybrid_humming.reference.gemm import gemm
 from hybrid_humming.reference.moe import fused_moe
+from hybrid_humming.reference.prologue import prepare_input
 from hybrid_humming.reference.quantize import quantize
 from hybrid_humming.reference.transform import apply_transform
 
@@ -14,6 +15,7 @@ __all__ = [
     "dequantize_input",
     "fused_moe",
     "gemm",
+    "prepare_input",
     "quantize",
     "quantize_input",
 ]

@@ -11,8 +11,7 @@ topk_ids      [T, top_k]  an id outside 0..E-1 adds exactly nothing
 b13, b2       [E, 2I], [E, K]  or None
 y             [T, K]
 
-silu, gelu     act(gate) * up; gelu is the exact one (erf)
-swiglu_oai     gate clamped to at most 7 and up to -7..7, then gate * sigmoid(1.702 * gate) * (up + 1), as gpt-oss does
+activation     one of `reference.prologue`: silu, gelu (erf), gelu_tanh, swiglu_oai
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ import torch
 from hybrid_humming.errors import ShapeError, SpecError, did_you_mean
 from hybrid_humming.reference.activation import dequantize_input, quantize_input
 from hybrid_humming.reference.dequantize import dequantize
+from hybrid_humming.reference.prologue import ACTIVATIONS, gated
 from hybrid_humming.reference.transform import apply_transform
 from hybrid_humming.weight import CanonicalWeight
 
 Tensor = torch.Tensor
-ACTIVATIONS = ("silu", "gelu", "swiglu_oai")
-OAI_LIMIT, OAI_ALPHA = 7.0, 1.702
 
 
 def fused_moe(
@@ -51,17 +49,6 @@ def fused_moe(
     live = (topk_ids >= 0) & (topk_ids < w13.experts)
     factor = torch.where(live, topk_weights.to(dtype), 0.0)
     return (out * factor[..., None]).sum(1)
-
-
-def gated(both: Tensor, activation: str, *, interleaved: bool = False) -> Tensor:
-    """Return the activation [.., I] of gate and up [.., 2I]."""
-    gate, up = (both[..., 0::2], both[..., 1::2]) if interleaved else both.chunk(2, -1)
-    if activation == "silu":
-        return torch.nn.functional.silu(gate) * up
-    if activation == "gelu":
-        return torch.nn.functional.gelu(gate) * up
-    gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
-    return gate * torch.sigmoid(OAI_ALPHA * gate) * (up + 1)
 
 
 def one_expert(weight: CanonicalWeight, expert: int) -> CanonicalWeight:

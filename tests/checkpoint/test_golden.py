@@ -17,7 +17,7 @@ FOLDERS = sorted(folder.name for folder in GOLDEN.iterdir() if (folder / "expect
 OPTIONS = {"gptqmodel-w4-g16-asym-unlabelled": ReadOptions(gptq_zero_points="v1")}
 # Their arithmetic can't be had bit for bit: the exporter divides by a global scale where a spec multiplies, or multiplies the
 # two scales with each other first.
-ROUNDED = ("llmcompressor-nvfp4", "ct-nvfp4", "modelopt-nvfp4", "autoround-native-nvfp4")
+ROUNDED = ("llmcompressor-nvfp4", "ct-nvfp4", "ct-experts-nvfp4", "modelopt-nvfp4", "autoround-native-nvfp4")
 
 
 def in_order(weight: CanonicalWeight) -> torch.Tensor:

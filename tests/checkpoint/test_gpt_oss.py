@@ -8,7 +8,7 @@ import hybrid_humming as hh
 from hybrid_humming.checkpoint import load_canonical
 from hybrid_humming.errors import CheckpointMismatch, MissingTensor
 from hybrid_humming.reference import fused_moe
-from hybrid_humming.reference.moe import OAI_ALPHA, OAI_LIMIT
+from hybrid_humming.reference.prologue import OAI_ALPHA, OAI_LIMIT
 from tests.checkpoint.build import GOLDEN, golden, write
 
 FOLDER = "transformers-gpt-oss"

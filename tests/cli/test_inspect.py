@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 
+import hybrid_humming as hh
 from hybrid_humming.cli import main
 from hybrid_humming.cli.inspect import short
 from tests.checkpoint.build import GOLDEN, LAYER, changed
@@ -81,6 +83,73 @@ def test_arch_says_for_each_layer_what_multiplies_it(capsys, arch):
             assert (run["fallback"] is None) == (run["multiplies"] == asked.replace("mxfp4", "e2m1"))
         line = next(line for line in table.splitlines() if line.startswith(layer["name"]))
         assert f"  {short(layer['runs'])} " in line and line.endswith(" ok")
+
+
+# Activations that some GPUs multiply and others don't, and what each GPU is said to lack.
+ASKED = {
+    "e3m4": "e3m4 channel x e3m4 token",
+    "e0m3": "e0m3 g128 x e0m3 token",
+    "int8": "int8 channel x int8 token",
+    "e2m1": "nvfp4 x nvfp4",
+}
+LACKS = {
+    "sm90": {"e3m4", "e0m3", "e2m1"},
+    "sm103": set(),
+    "sm107": {"e3m4", "e0m3"},
+    "sm120": set(),
+    "sm80": {"e3m4", "e0m3", "e2m1"},
+}
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory):
+    """A checkpoint of ours with a layer of each format of ASKED, named after it; and a hidden format that is only stored."""
+    weight = torch.randn(64, 256)
+    specs = ASKED | {"stored": "e0m3 g128 x bf16"}
+    folder = tmp_path_factory.mktemp("hidden") / "model"
+    hh.save(folder, {name: hh.quantize(weight, spec, device="cpu") for name, spec in specs.items()}, canonical=True)
+    return folder
+
+
+def of_layer(path, arch, capsys):
+    """Layer -> (its runs, its line of the table); the text of the whole output."""
+    assert main(["inspect", str(path), "--arch", arch, "--json"]) == 0
+    runs = {layer["name"]: layer["runs"] for layer in json.loads(capsys.readouterr().out)["layers"]}
+    assert main(["inspect", str(path), "--arch", arch]) == 0
+    text = capsys.readouterr().out
+    return {name: (found, next(line for line in text.splitlines() if line.startswith(name))) for name, found in runs.items()}, text
+
+
+@pytest.mark.parametrize("arch", LACKS)
+def test_arch_says_what_each_format_becomes(hidden, arch, capsys):
+    layers, text = of_layer(hidden, arch, capsys)
+    for fmt in ASKED:
+        runs, line = layers[fmt]
+        short_name = "nvfp4" if fmt == "e2m1" else fmt
+        for run in runs:
+            assert run["kernel"], run["reason"]
+            if fmt in LACKS[arch]:
+                assert run["multiplies"] not in (fmt, None)
+                assert run["fallback"].endswith(f"({arch.replace('sm', 'sm_')}) has no {fmt} tensor cores")
+            elif run["multiplies"] != fmt:
+                assert run["fallback"].endswith(f"no kernel for {fmt} operands fits this problem")
+            else:
+                assert run["fallback"] is None
+            if run["fallback"]:
+                assert run["fallback"].startswith(f"{fmt} activations are multiplied as {run['multiplies']}: ")
+                assert f"{run['multiplies']} for {short_name}" in line and f"falls back: {run['fallback']}" in text
+    runs, line = layers["stored"]
+    assert all(run["multiplies"] == "bf16" and run["fallback"] is None for run in runs), "a format only stored needs no tensor core"
+    assert " bf16 " in line and " for " not in line
+
+
+def test_arch_says_when_hidden_types_are_turned_off(hidden, capsys, monkeypatch):
+    monkeypatch.setenv("HYBRID_HUMMING_HIDDEN_FORMATS", "0")
+    layers, _ = of_layer(hidden, "sm103", capsys)
+    for fmt in ("e3m4", "e0m3"):
+        assert {run["fallback"].partition(": ")[2] for run in layers[fmt][0]} == {
+            "HYBRID_HUMMING_HIDDEN_FORMATS=0 turns hidden types off"
+        }
 
 
 def test_a_layer_in_few_words():

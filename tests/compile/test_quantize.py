@@ -20,14 +20,15 @@ JOBS = [Job("tests.compile.test_quantize:built", {"line": line, "m": m, "sm": sm
 
 def built(line, m, sm, k=4096):
     """The last kernel that quantizing x [m, k] bf16 launches."""
-    from hybrid_humming.triton_kernels.quantize.launch import InputArgs, quantize
+    from hybrid_humming.jit.args import InputArgs
+    from hybrid_humming.triton_kernels.quantize.launch import quantize
 
     spec = Spec.parse(line)
     x = torch.zeros(m, k, dtype=torch.bfloat16)
     want = quantize_input(x, spec)
     args = InputArgs(
         x=x, values=want.values, scale=want.scale, global_scale=want.global_scale, input_scale=None, rows=None,
-        pre_quant_scale=None, permutation=None, hadamard=0, activation="", limit=0.0, alpha=0.0, packed=False, spec=spec,
+        pre_quant_scale=None, permutation=None, hadamard=0, activation="", limit=0.0, packed=False, spec=spec,
     )  # fmt: skip
     with compiling_for(sm) as compiled:
         quantize(args)

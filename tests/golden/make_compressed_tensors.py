@@ -1,5 +1,8 @@
 """Remake tests/golden/ct-* (packed by compressed-tensors' own functions) and llmcompressor-* (llm-compressor's oneshot).
 
+ct-experts-*: experts stacked in one tensor, [E, N, K] given to the same functions (compressed-tensors 0.20.1; nvfp4 expert by
+expert, since its function takes two dimensions), under the names that llm-compressor and the models of Transformers 5 give them.
+
 python -m venv ct && ct/bin/pip install torch==2.13.0 llmcompressor==0.14.0.1 compressed-tensors==0.19.0
 HF_HUB_OFFLINE=1 ct/bin/python tests/golden/make_compressed_tensors.py [folder names]
 """
@@ -61,6 +64,24 @@ SCHEMES = {
     "llmcompressor-nvfp4a16": ("NVFP4A16", "k_proj"),
     "llmcompressor-mxfp4a16": ("MXFP4A16", "k_proj"),
     "llmcompressor-mxfp8a16": ("MXFP8A16", "k_proj"),
+}
+
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": G}
+EXPERTS = "model.layers.0.mlp.experts"
+# folder -> format, weights, name of a projection, what joins it and its parts (flat names drop "weight_")
+STACKED = {
+    "ct-experts-w4-sym": ("pack-quantized", INT4 | {"symmetric": True}, "gate_up_proj", "."),
+    "ct-experts-w4-asym": ("pack-quantized", INT4 | {"symmetric": False}, "down_proj", "."),
+    "ct-experts-w4-flat": ("pack-quantized", INT4 | {"symmetric": False}, "gate_up_proj", "_"),
+    "ct-experts-w3-channel": (
+        "pack-quantized",
+        {"num_bits": 3, "type": "int", "strategy": "channel", "symmetric": True},
+        "down_proj",
+        "_",
+    ),
+    "ct-experts-fp8-channel": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}, "w2_weight", "_"),
+    "ct-experts-nvfp4": ("nvfp4-pack-quantized", STATIC["ct-nvfp4-w4a4"][1], "w13_weight", "."),
+    "ct-experts-nvfp4-gate-up": ("nvfp4-pack-quantized", STATIC["ct-nvfp4-w4a4"][1], "gate_up_proj", "_"),
 }
 
 
@@ -139,6 +160,44 @@ def make_static(name: str, layout: str, weights: dict, inputs: dict | None) -> N
     )
 
 
+def make_stacked(name: str, layout: str, weights: dict, projection: str, join: str) -> None:
+    """Three experts as one tensor each part; expected is what each expert alone decodes to."""
+    args = QuantizationArgs(**weights)
+    inputs = QuantizationArgs(**STATIC["ct-nvfp4-w4a4"][2]) if args.num_bits == 4 and args.type == "float" else None
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=inputs, format=layout)
+    weight = torch.randn(3, N, K, generator=torch.Generator().manual_seed(len(name)))
+    weight[:, 0] = weight[:, 0].abs()
+    groups = weight.reshape(3, N, -1, args.group_size or K)
+    compressor = BaseCompressor.get_value_from_registry(layout)
+    if inputs is None:
+        scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
+        parts = compressor.compress({"weight": weight, "weight_scale": scale.bfloat16(), "weight_zero_point": zero}, scheme)
+        each = [{k: v[i] if v.dim() > 1 else v[1:] for k, v in parts.items()} for i in range(3)]
+    else:
+        each = []
+        for one, group in zip(weight, groups, strict=True):
+            divisor = 448 * 6 / one.abs().amax().reshape(1)
+            scale, _ = calculate_qparams(group.amin(-1), group.amax(-1), args, global_scale=divisor)
+            state = {"weight": one, "weight_scale": scale, "weight_global_scale": divisor}
+            each.append(compressor.compress(state | {"input_global_scale": torch.tensor([123.0])}, scheme))
+        parts = {part: torch.stack([expert[part] for expert in each]) for part in each[0]}
+        if projection == "gate_up_proj":  # as llm-compressor stacks scalars: one for the gate, one for the up projection
+            parts |= {part: parts[part].repeat(1, 2) for part in ("weight_global_scale", "input_global_scale")}
+    config = {"config_groups": {"group_0": scheme.model_dump(mode="json")}, "format": layout, "ignore": ["lm_head"]}
+    config |= {"quant_method": "compressed-tensors", "quantization_status": "compressed"}
+
+    def named(part: str) -> str:
+        short = part.removeprefix("weight") if join == "_" and part.startswith("weight") else join + part
+        return f"{EXPERTS}.{projection}{short}"
+
+    write(
+        HERE / name,
+        {"model_type": "qwen3_moe", "dtype": "bfloat16", "quantization_config": config},
+        {named(part): tensor for part, tensor in parts.items()},
+        {f"{EXPERTS}.{projection}": torch.stack([decompressed(expert, scheme) for expert in each])},
+    )
+
+
 def make_oneshot(name: str, preset: str, keep: str) -> None:
     """A tiny Llama through llm-compressor's data-free oneshot; one of its layers is kept."""
     from llmcompressor import oneshot
@@ -175,10 +234,12 @@ def make_oneshot(name: str, preset: str, keep: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or [*SMALL, *STATIC, *SCHEMES]:
+    for name in sys.argv[1:] or [*SMALL, *STATIC, *STACKED, *SCHEMES]:
         if name in SMALL:
             make_small(name, *SMALL[name])
         elif name in STATIC:
             make_static(name, *STATIC[name])
+        elif name in STACKED:
+            make_stacked(name, *STACKED[name])
         else:
             make_oneshot(name, *SCHEMES[name])

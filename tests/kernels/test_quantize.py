@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from hybrid_humming.jit.args import InputArgs
 from hybrid_humming.reference import quantize_input
 from hybrid_humming.spec import Spec
-from hybrid_humming.triton_kernels.quantize.launch import InputArgs, InputTile, quantize
+from hybrid_humming.triton_kernels.quantize.launch import InputTile, quantize
 
 pytestmark = pytest.mark.interpret
 
@@ -41,7 +42,7 @@ def run(x, spec, tile=None, input_scale=None):
     values, scale, second = poisoned(want.values), poisoned(want.scale), poisoned(want.global_scale)
     args = InputArgs(
         x=x, values=values, scale=scale, global_scale=second, input_scale=input_scale, rows=None, pre_quant_scale=None,
-        permutation=None, hadamard=0, activation="", limit=0.0, alpha=0.0, packed=False, spec=spec,
+        permutation=None, hadamard=0, activation="", limit=0.0, packed=False, spec=spec,
     )  # fmt: skip
     quantize(args, tile)
     return (values, scale, second), (want.values, want.scale, want.global_scale)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 import hybrid_humming as hh
 from hybrid_humming.ops import SCHEMAS

@@ -102,7 +102,9 @@ def test_one_expert_for_all_is_two_gemms(line):
 def test_fused_moe_refuses_what_does_not_fit():
     x, factors, ids = batch()
     w13, w2 = weights()
-    with pytest.raises(SpecError, match=r"activation 'silo': allowed are silu, gelu, swiglu_oai\. Did you mean 'silu'\?"):
+    with pytest.raises(
+        SpecError, match=r"activation 'silo': allowed are silu, gelu, gelu_tanh, swiglu_oai\. Did you mean 'silu'\?"
+    ):
         fused_moe(x, w13, w2, factors, ids, activation="silo")
     with pytest.raises(ShapeError, match=r"x is \[7, 32\]; it must be \[T, K\] with K=64"):
         fused_moe(x[:, :32], w13, w2, factors, ids)

@@ -250,7 +250,8 @@ def descriptor(
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     if swizzled:
-        shared = gl.NVMMASharedLayout.get_default_for(list(box), gl.bfloat16)
+        element = {1: gl.int8, 2: gl.bfloat16, 4: gl.float32}[dtype.itemsize]
+        shared = gl.NVMMASharedLayout.get_default_for(list(box), element)
     else:
         shared = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=8 * dtype.itemsize, rank=len(box))
     return TensorDescriptor(Address(pointer, dtype), list(shape), list(strides), list(box), shared)

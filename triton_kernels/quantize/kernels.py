@@ -91,11 +91,11 @@ def store_codes(codes_ptr, codes, row, k0, inside, K: tl.constexpr, STORAGE: tl.
 @triton.jit
 def quantize_kernel(
     x_ptr, rows_ptr, pre_ptr, perm_ptr, first_ptr, second_ptr, codes_ptr, scale_ptr, global_ptr,
-    M, stride_xm, stride_sm, stride_sg,
+    M, T, stride_xm, stride_sm, stride_sg,
     K: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
     SOURCE: tl.constexpr, SECOND: tl.constexpr, COUNT: tl.constexpr, REACH_G: tl.constexpr,
     LAYOUT: tl.constexpr, PAD: tl.constexpr, BOUND: tl.constexpr, FUSED: tl.constexpr,
-    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, HADAMARD: tl.constexpr, NORM: tl.constexpr,
+    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, HADAMARD: tl.constexpr, NORM: tl.constexpr,
     REACH: tl.constexpr, SLACK: tl.constexpr, EMAX: tl.constexpr, EXPONENT_S: tl.constexpr, MANTISSA_S: tl.constexpr,
     LARGEST_S: tl.constexpr, TOP_S: tl.constexpr, NAN_S: tl.constexpr, SIGN_S: tl.constexpr, WIDE_S: tl.constexpr,
     EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, SMALLEST: tl.constexpr, LARGEST: tl.constexpr, INTEGER: tl.constexpr,
@@ -113,8 +113,8 @@ def quantize_kernel(
     k = group[:, None] * GROUP + j
     inside = there[:, None] & (j < GROUP) & (k < K)
     values = load_input(
-        x_ptr, rows_ptr, pre_ptr, perm_ptr, row, there, k, inside, stride_xm,
-        K, ACTIVATION, LIMIT, ALPHA, HADAMARD, NORM, UNITS * UNIT,
+        x_ptr, rows_ptr, pre_ptr, perm_ptr, row, there, k, inside, T, stride_xm,
+        K, ACTIVATION, LIMIT, HADAMARD, NORM, UNITS * UNIT,
     )  # fmt: skip
     if SECOND != 0:
         second = second_scale(second_ptr, SECOND, COUNT, REACH_G)
@@ -130,9 +130,9 @@ def quantize_kernel(
 
 @triton.jit
 def long_row_kernel(
-    x_ptr, rows_ptr, pre_ptr, perm_ptr, codes_ptr, scale_ptr, stride_xm,
+    x_ptr, rows_ptr, pre_ptr, perm_ptr, codes_ptr, scale_ptr, T, stride_xm,
     K: tl.constexpr, UNIT: tl.constexpr, FUSED: tl.constexpr,
-    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, HADAMARD: tl.constexpr, NORM: tl.constexpr,
+    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, HADAMARD: tl.constexpr, NORM: tl.constexpr,
     REACH: tl.constexpr, SLACK: tl.constexpr, EMAX: tl.constexpr, EXPONENT_S: tl.constexpr, MANTISSA_S: tl.constexpr,
     LARGEST_S: tl.constexpr, TOP_S: tl.constexpr, NAN_S: tl.constexpr,
     EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, SMALLEST: tl.constexpr, LARGEST: tl.constexpr, INTEGER: tl.constexpr,
@@ -144,8 +144,8 @@ def long_row_kernel(
     bits = tl.zeros([1, UNIT], tl.int32)
     for k0 in range(0, K, UNIT):
         values = load_input(
-            x_ptr, rows_ptr, pre_ptr, perm_ptr, row, row >= 0, k0 + j, k0 + j < K, stride_xm,
-            K, ACTIVATION, LIMIT, ALPHA, HADAMARD, NORM, UNIT,
+            x_ptr, rows_ptr, pre_ptr, perm_ptr, row, row >= 0, k0 + j, k0 + j < K, T, stride_xm,
+            K, ACTIVATION, LIMIT, HADAMARD, NORM, UNIT,
         )  # fmt: skip
         bits = tl.maximum(bits, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
     code, real = scale_of(tl.max(bits, 1), REACH, SLACK, EMAX, EXPONENT_S, MANTISSA_S, LARGEST_S, TOP_S, NAN_S)
@@ -153,8 +153,8 @@ def long_row_kernel(
     for k0 in range(0, K, UNIT):
         inside = k0 + j < K
         values = load_input(
-            x_ptr, rows_ptr, pre_ptr, perm_ptr, row, row >= 0, k0 + j, inside, stride_xm,
-            K, ACTIVATION, LIMIT, ALPHA, HADAMARD, NORM, UNIT,
+            x_ptr, rows_ptr, pre_ptr, perm_ptr, row, row >= 0, k0 + j, inside, T, stride_xm,
+            K, ACTIVATION, LIMIT, HADAMARD, NORM, UNIT,
         )  # fmt: skip
         units = quotient(values, real[:, None], None, FUSED)
         codes = encode(units, values, EXPONENT, MANTISSA, SMALLEST, LARGEST, INTEGER, SPECIALS, HARDWARE)
@@ -163,9 +163,9 @@ def long_row_kernel(
 
 @triton.jit
 def absmax_kernel(
-    x_ptr, rows_ptr, pre_ptr, perm_ptr, parts_ptr, M, stride_xm,
+    x_ptr, rows_ptr, pre_ptr, perm_ptr, parts_ptr, M, T, stride_xm,
     K: tl.constexpr, UNIT: tl.constexpr, COUNT: tl.constexpr, FINITE: tl.constexpr,
-    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, HADAMARD: tl.constexpr, NORM: tl.constexpr,
+    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, HADAMARD: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Largest magnitude of every COUNT-th run of UNIT values -> parts [COUNT] int32, one a program. FINITE: only finite values."""
     ACROSS: tl.constexpr = (K + UNIT - 1) // UNIT
@@ -176,8 +176,8 @@ def absmax_kernel(
         row = (run // ACROSS).to(tl.int64) + tl.arange(0, 1)
         k = (run % ACROSS) * UNIT + j
         values = load_input(
-            x_ptr, rows_ptr, pre_ptr, perm_ptr, row, row < M, k, (k < K) & (row < M)[:, None], stride_xm,
-            K, ACTIVATION, LIMIT, ALPHA, HADAMARD, NORM, UNIT,
+            x_ptr, rows_ptr, pre_ptr, perm_ptr, row, row < M, k, (k < K) & (row < M)[:, None], T, stride_xm,
+            K, ACTIVATION, LIMIT, HADAMARD, NORM, UNIT,
         )  # fmt: skip
         bits = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
         if FINITE:

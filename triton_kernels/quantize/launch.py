@@ -2,13 +2,14 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.env import interpreting
 from hybrid_humming.jit import launch as jit_launch
+from hybrid_humming.jit.args import InputArgs
 from hybrid_humming.jit.launch import launch_triton, target_sm
 from hybrid_humming.spec import Spec
 from hybrid_humming.triton_kernels.quantize.encode import encoder_constants
@@ -22,7 +23,7 @@ from hybrid_humming.triton_kernels.quantize.kernels import (
     long_row_kernel,
     quantize_kernel,
 )
-from hybrid_humming.triton_kernels.quantize.load import ACTIVATIONS
+from hybrid_humming.triton_kernels.quantize.load import ACTIVATIONS, OAI_LIMIT
 from hybrid_humming.triton_kernels.quantize.scale import scale_constants
 
 Tensor = torch.Tensor
@@ -41,41 +42,6 @@ class InputTile:
     rows: int = 1
     groups: int = 1
     num_warps: int = 4
-
-
-class InputArgs(NamedTuple):
-    """One quantization, checked and on one device.
-
-    x             [*, K] or [*, 2K] before an activation; bf16, fp16 or fp32, unit stride along K
-    values        [M, K] or [M, K/2] contiguous: the codes;  M >= 1
-    scale         [M, 1] | [M, K/G] | [1], any strides; with `packed` int32 [M, K/(4G)], four e8m0 scales a word
-    global_scale  [1] fp32 to write, or None
-    input_scale   [1] fp32: a static scale (of the tensor, or the second one), or None
-    rows, pre_quant_scale, permutation   as triton_kernels.quantize.load says, or None
-    """
-
-    x: Tensor
-    values: Tensor
-    scale: Tensor
-    global_scale: Tensor | None
-    input_scale: Tensor | None
-    rows: Tensor | None
-    pre_quant_scale: Tensor | None
-    permutation: Tensor | None
-    hadamard: int
-    activation: str
-    limit: float
-    alpha: float
-    packed: bool
-    spec: Spec
-
-
-def fuses(spec: Spec, k: int, hadamard: int, permuted: bool) -> bool:
-    """Whether the kernel itself can do this Hadamard transform; otherwise it is done before."""
-    if not hadamard:
-        return True
-    group = spec.activation_group_size
-    return not permuted and hadamard <= 1024 and (group is None or group & (group - 1) == 0 or group % hadamard == 0)
 
 
 def choose_tile(spec: Spec, m: int, k: int, hadamard: int = 0, *, m_major: bool = False) -> InputTile:
@@ -114,18 +80,17 @@ def quantize(args: InputArgs, tile: InputTile | None = None) -> None:
     m = args.values.shape[0]
     k = args.values.shape[1] * (2 if spec.activation_format.bits == 4 else 1)
     sm = 0 if interpreting() else target_sm(x.device)  # 0: what the interpreter can run
-    m_major = spec.activation_granularity == "group" and args.scale.dim() == 2 and args.scale.stride(0) == 1
+    m_major = spec.activation_granularity == "group" and args.scale.stride(0) == 1 and args.scale.stride(1) > 1
     tile = tile or choose_tile(spec, m, k, args.hadamard, m_major=m_major)
     source, second = sources(args)
-    x_bits = _bits(x)
-    load = (x_bits, args.rows, _bits(args.pre_quant_scale), args.permutation)
-    stride = x.stride(0)
+    load = (_bits(x), args.rows, _bits(args.pre_quant_scale), args.permutation)
+    (t, _), stride = x.shape, x.stride(0)
+    before = (args.activation, args.limit, args.hadamard)
     kinds = (
-        spec, sm, k, tile, source, second, args.hadamard, args.activation, args.packed, m == 1, m % 16, x.dtype, x.device.index,
-        stride, m * stride >= 2**31, *map(_kind, (*load, args.input_scale)), args.scale.stride(),
+        spec, sm, k, tile, source, second, before, args.packed, m == 1, m % 16, t == 1, t % 16, x.dtype, x.device.index,
+        stride, max(m, t) * stride >= 2**31, *map(_kind, (*load, args.input_scale)), args.scale.stride(),
     )  # fmt: skip
     memo: dict[str, Any] | None = _memos.setdefault(kinds, {}) if jit_launch.offline is None else {}
-    before = (args.activation, args.limit, args.alpha, args.hadamard)
     first_scale = second_scale = args.input_scale
     if PARTS in (source, second):
         parts = torch.empty(PART_COUNT, dtype=torch.int32, device=x.device)
@@ -133,27 +98,29 @@ def quantize(args: InputArgs, tile: InputTile | None = None) -> None:
         unit = max(min(_power(k), 4096), args.hadamard)
         constants = {"K": k, "UNIT": unit, "COUNT": PART_COUNT, "FINITE": second == PARTS, **_before(*before)}
         launch_triton(
-            absmax_kernel, (PART_COUNT, 1, 1), *load, parts, m, stride,
+            absmax_kernel, (PART_COUNT, 1, 1), *load, parts, m, t, stride,
             num_warps=_warps(unit, 16), constants=constants, options=OPTIONS, memo=memo,
         )  # fmt: skip
     scale = _storage(args.scale)
     if spec.activation_granularity == "token" and k > tile.unit:
         launch_triton(
-            long_row_kernel, (m, 1, 1), *load, args.values.view(torch.uint8), scale, stride,
+            long_row_kernel, (m, 1, 1), *load, args.values.view(torch.uint8), scale, t, stride,
             num_warps=tile.num_warps, constants=_long_constants(spec, sm, k, tile.unit, before), options=OPTIONS, memo=memo,
         )  # fmt: skip
         return
     stride_sm, stride_sg = scale.stride() if scale.dim() == 2 else (0, 0)
+    pad = 1
+    if m_major and stride_sg > m:
+        pad = 16 // scale.element_size()
     if args.packed:
-        scale, stride_sg = scale.view(torch.uint8) if scale.stride(1) == 1 else scale.t().view(torch.uint8), 4 * stride_sg
-    pad = 16 // scale.element_size() if m_major and not args.packed and stride_sg > m else 1
+        scale, stride_sg = scale.t().view(torch.uint8), 4 * stride_sg
     across = -(-k // (spec.activation_group_size or tile.unit))
     grid = -(-m // tile.rows) * -(-across // tile.groups)
     constants = _constants(spec, sm, k, tile, source, second, pad, args.packed, before)
     launch_triton(
         quantize_kernel, (grid, 1, 1), *load,
         first_scale if source != OWN else None, second_scale if second else None, args.values.view(torch.uint8), scale,
-        args.global_scale if second else None, m, stride, stride_sm, stride_sg,
+        args.global_scale if second else None, m, t, stride, stride_sm, stride_sg,
         num_warps=tile.num_warps, constants=constants, options=OPTIONS, memo=memo,
     )  # fmt: skip
 
@@ -181,9 +148,10 @@ def _storage(scale: Tensor) -> Tensor:
     return scale.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[scale.element_size()])
 
 
-def _before(activation: str, limit: float, alpha: float, hadamard: int) -> dict[str, object]:
+def _before(activation: str, limit: float, hadamard: int) -> dict[str, object]:
     norm = float(hadamard) ** -0.5 if hadamard else 1.0
-    return {"ACTIVATION": ACTIVATIONS[activation], "LIMIT": limit, "ALPHA": alpha, "HADAMARD": hadamard, "NORM": norm}
+    limit = limit or (OAI_LIMIT if activation == "swiglu_oai" else 0.0)
+    return {"ACTIVATION": ACTIVATIONS[activation], "LIMIT": limit, "HADAMARD": hadamard, "NORM": norm}
 
 
 @functools.lru_cache(maxsize=4096)

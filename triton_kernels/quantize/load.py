@@ -1,7 +1,7 @@
 """Load a tile of x, with whatever comes before its quantization done to it in registers.
 
-    x     [*, K], or [*, 2K] gate and up side by side before an activation; bf16 (passed as int16), fp16 or fp32
-    rows  [M] int32 or int64, the row of x that each row of the result is made from; a negative one stands for zeros
+    x     [T, K], or [T, 2K] gate and up side by side before an activation; bf16 (passed as int16), fp16 or fp32
+    rows  [M] int32 or int64, the row of x that each row of the result is made from; one outside x stands for zeros
     pre   [K] fp32 | fp16 | bf16 (as int16), multiplied channel by channel
     perm  [K] int32, the channel that each channel of the result is made from
 
@@ -15,11 +15,8 @@ import triton.language as tl
 from hybrid_humming.triton_kernels.quantize.encode import as_bits, as_float
 
 # What is done to gate and up.
-NONE = 0
-SILU = 1
-GELU = 2
-SWIGLU_OAI = 3
-ACTIVATIONS = {"": NONE, "silu": SILU, "gelu": GELU, "swiglu_oai": SWIGLU_OAI}
+ACTIVATIONS = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "swiglu_oai": 4}
+OAI_LIMIT = 7.0
 
 
 @triton.jit
@@ -46,16 +43,20 @@ def rounded(values, TYPE: tl.constexpr):
 
 
 @triton.jit
-def activated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
-    """fp32 gate and up -> act(gate) * up."""
+def activated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr):
+    """fp32 gate and up -> act(gate) * up; LIMIT > 0 clamps both before."""
+    if LIMIT > 0:
+        gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
     if ACTIVATION == 1:
         return gate / (1.0 + tl.exp(-gate)) * up
     elif ACTIVATION == 2:
         return 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
+    elif ACTIVATION == 3:  # 0.5 (1 + tanh t) = 1 / (1 + exp(-2 t))
+        t = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        return gate / (1.0 + tl.exp(-2.0 * t)) * up
     else:
-        gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
-        up = tl.clamp(up, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
-        return gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+        return gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
 
 
 @triton.jit
@@ -75,9 +76,8 @@ def hadamard(tile, SIZE: tl.constexpr, NORM: tl.constexpr, TOTAL: tl.constexpr):
 
 @triton.jit
 def load_input(
-    x_ptr, rows_ptr, pre_ptr, perm_ptr, row, there, k, inside, stride_xm,
-    K: tl.constexpr, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
-    HADAMARD: tl.constexpr, NORM: tl.constexpr, TOTAL: tl.constexpr,
+    x_ptr, rows_ptr, pre_ptr, perm_ptr, row, there, k, inside, T, stride_xm,
+    K: tl.constexpr, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, HADAMARD: tl.constexpr, NORM: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
     """Values to quantize at rows `row` [UNITS] and channels `k` [UNITS, UNIT], fp32; 0 where not `inside` (and not `there`)."""
     channel = k
@@ -86,12 +86,12 @@ def load_input(
     source, here = row, inside
     if rows_ptr is not None:
         source = tl.load(rows_ptr + row, mask=there, other=-1).to(tl.int64)
-        here = inside & (source >= 0)[:, None]
+        here = inside & ((source >= 0) & (source < T))[:, None]
     offsets = (source * stride_xm)[:, None] + channel
     TYPE: tl.constexpr = x_ptr.dtype.element_ty if ACTIVATION == 0 else tl.float32
     x = load_float(x_ptr, offsets, here)
     if ACTIVATION != 0:
-        x = activated(x, load_float(x_ptr, offsets + K, here), ACTIVATION, LIMIT, ALPHA)
+        x = activated(x, load_float(x_ptr, offsets + K, here), ACTIVATION, LIMIT)
     if pre_ptr is not None:
         x = rounded(x * rounded(load_float(pre_ptr, channel, inside), TYPE), TYPE)
     if HADAMARD:

@@ -1,0 +1,209 @@
+"""Cases of bench.a8_check: which problems and tiles it checks and times, and how one is built and launched."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+SHAPES = ((8192, 8192), (28672, 4096), (4096, 14336))
+ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096)
+FP8, BLOCK, INT8 = "e4m3 channel x e4m3 token", "e4m3 b128x128 x e4m3 g128", "int8 channel x int8 token"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel, problem and tile. scales: "rows" | "columns", how x's scales lie in memory."""
+
+    spec: str
+    n: int
+    k: int
+    m: int
+    kernel: str
+    tile: dict[str, Any]
+    bias: bool = False
+    out_dtype: str | None = None
+    fast: bool = False
+    scales: str = "columns"
+
+    def label(self) -> str:
+        tile = " ".join(f"{k.replace('block_', 'b').replace('num_', '')}={v}" for k, v in self.tile.items())
+        more = (" fast" if self.fast else "") + (f" -> {self.out_dtype}" if self.out_dtype else "")
+        return f"{self.spec}{more} [{self.m},{self.n},{self.k}] {self.kernel} {tile}"
+
+
+def tile(bm: int, bn: int, stages: int, ctas: int = 1, stream_k: bool = True, raster: int = 0, **more: Any) -> dict[str, Any]:
+    """A tile of the W8A8 kernel: a warpgroup for 64 rows of its row operand, two of them at most."""
+    rows = bn if bm < 128 else bm
+    return {"block_m": bm, "block_n": bn, "block_k": 128, "num_warps": 4 if rows == 64 else 8, "num_stages": stages,
+            "ctas_per_sm": ctas, "stream_k": stream_k, "raster_m": raster} | more  # fmt: skip
+
+
+TILES = {
+    1: (tile(16, 64, 10, 2), tile(8, 64, 11, 2), tile(16, 64, 6, 3), tile(16, 128, 10), tile(16, 128, 5, 2)),
+    16: (tile(16, 64, 10, 2), tile(16, 64, 6, 3), tile(16, 64, 4, 4), tile(16, 128, 10), tile(16, 128, 5, 2)),
+    64: (tile(64, 64, 6, 2), tile(64, 128, 8), tile(64, 64, 4, 3), tile(64, 128, 4, 2), tile(32, 128, 5, 2)),
+    128: (tile(64, 128, 8), tile(128, 64, 4, 2), tile(128, 128, 6), tile(128, 128, 6, 1, False), tile(64, 64, 6, 2)),
+    256: (tile(128, 128, 6), tile(128, 128, 6, 1, False, 8), tile(128, 64, 4, 2), tile(128, 256, 4), tile(256, 128, 4, 1, False)),
+    512: (tile(128, 128, 6, 1, False, 8), tile(128, 128, 6, 1, True, 8), tile(256, 128, 4, 1, False), tile(128, 256, 4),
+          tile(128, 256, 4, 1, False)),
+    1024: (tile(256, 128, 4, 1, False, 8), tile(256, 128, 4, 1, False), tile(128, 128, 6, 1, False, 8),
+           tile(128, 256, 4, 1, False, 8), tile(128, 256, 4, 1, True, 8)),
+    4096: (tile(256, 128, 4, 1, False, 8), tile(256, 128, 4, 1, False, 4), tile(128, 256, 4, 1, False, 8),
+           tile(128, 256, 4, 1, False, 16), tile(128, 128, 6, 1, False, 16)),
+}  # fmt: skip
+CHECKED = (
+    tile(8, 64, 8, 2), tile(16, 64, 8, 2), tile(16, 128, 10), tile(32, 64, 8, 2), tile(64, 64, 6, 2), tile(64, 128, 8),
+    tile(128, 64, 4, 2), tile(128, 128, 6), tile(128, 128, 6, 1, False, 8), tile(128, 256, 4, 1, False, 8), tile(128, 256, 4),
+    tile(256, 128, 4, 1, False, 8), tile(16, 64, 8, 2, True, 0, dependent_launch=True),
+)  # fmt: skip
+FORMATS = (
+    "e5m2 tensor x e4m3 tensor", "e4m3 channel x e5m2 token", "e5m2 channel x e5m2 token", "e4m3 tensor x e4m3 tensor",
+    "mxfp8 x mxfp8", "int8 g128 x int8 token", "int8 g64 x int8 g64", "int8 g32 x int8 g128", "e4m3 g128+channel x e4m3 token",
+    "int8 tensor x int8 tensor", "e4m3 b256x128 x e4m3 g128", "e4m3 channel x e4m3 g64", "e4m3 b128x128 x e4m3 token",
+)  # fmt: skip
+
+
+def check_cases(formats: bool) -> Iterator[Case]:
+    """Ragged rows, columns and K; tiles shared by many CTAs; several tiles a CTA; N that TMA can't store."""
+    shapes = ((1, 328, 1920), (5, 200, 1920), (33, 1000, 640), (300, 2304, 4096), (129, 20000, 1024), (70, 330, 208))
+    for spec in (FP8, INT8, BLOCK):
+        for one in CHECKED:
+            for m, n, k in shapes:
+                if k % 128 and spec == BLOCK:
+                    continue
+                for fast in (False, True) if spec == FP8 and n == 2304 else (False,):
+                    case = Case(spec, n, k, m, "w8a8", one, fast=fast, scales="rows" if m % 2 else "columns")
+                    if allowed(case):
+                        yield case
+        yield Case(spec, 328, 1280, 40, "w8a8", tile(64, 64, 6, 2), True, "fp32")
+        yield Case(spec, 328, 1280, 140, "w8a8", tile(128, 128, 4, 1, False), True, "fp32")
+    if formats:
+        for spec in FORMATS:
+            for one in (
+                tile(16, 64, 8, 2),
+                tile(64, 64, 6, 2),
+                tile(128, 64, 4, 2),
+                tile(128, 128, 4),
+                tile(256, 128, 4, 1, False),
+            ):
+                for out in (None, "fp32"):
+                    case = Case(spec, 328, 1280, 7, "w8a8", one, one["block_m"] == 64, out)
+                    if allowed(case):
+                        yield case
+
+
+def time_cases(spec: str, shape: tuple[int, int], rows: tuple[int, ...] = ROWS) -> Iterator[Case]:
+    n, k = shape
+    for m in rows:
+        for one in TILES[m]:
+            for fast in (False, True) if spec == FP8 else (False,):
+                case = Case(spec, n, k, m, "w8a8", one, fast=fast)
+                if allowed(case):
+                    yield case
+
+
+def invariant_cases(spec: str) -> Iterator[Case]:
+    """Tiles that keep K whole."""
+    tiles = (tile(16, 64, 8, 2, False), tile(64, 128, 8, 1, False), tile(128, 128, 6, 1, False), tile(256, 128, 4, 1, False),
+             tile(128, 256, 4, 1, False))  # fmt: skip
+    for one in tiles:
+        case = Case(spec, 712, 4096, 300, "w8a8", one)
+        if allowed(case):
+            yield case
+
+
+# ---- one case ----
+def entry_of(case: Case) -> Any:
+    from hybrid_humming.triton_kernels.hopper.a8 import catalog
+
+    return next(e for e in catalog.ENTRIES if e.name == f"gluon.gemm_{case.kernel}")
+
+
+def problem_of(case: Case) -> tuple[Any, Any, Any]:
+    """(problem, layout, plan) of a case."""
+    from hybrid_humming.pack import make_layout
+    from hybrid_humming.plan import Plan, Tile
+    from hybrid_humming.spec import Problem, Spec
+    from hybrid_humming.weight import Facts
+
+    spec = Spec.parse(case.spec)
+    if case.out_dtype:
+        spec = spec.replace(out_dtype=case.out_dtype)
+    layout = make_layout(entry_of(case).family, spec, case.n, case.k, facts=Facts())
+    problem = Problem(spec=spec, m=case.m, n=case.n, k=case.k, bias=case.bias, fast_accumulation=case.fast)
+    return problem, layout, Plan(kernel=f"gluon.gemm_{case.kernel}", tile=Tile(**case.tile), multiplies=spec.activation)
+
+
+def allowed(case: Case) -> bool:
+    """Whether the kernel takes a case at all, and its tile on an H200."""
+    from hybrid_humming.device import DeviceInfo
+
+    problem, layout, plan = problem_of(case)
+    entry, device = entry_of(case), DeviceInfo.named("h200")
+    return not entry.reject(problem, layout, device) and not entry.check(plan.tile, problem, layout, device)
+
+
+def launcher(case: Case) -> Any:
+    module, _, function = entry_of(case).launcher.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def args_of(case: Case, qweight: Any, x: Any, out: Any, bias: Any = None) -> tuple[Any, Any]:
+    """(GemmArgs, plan) of a case for a quantized x."""
+    import torch
+
+    from hybrid_humming.device import DeviceInfo
+    from hybrid_humming.jit.args import GemmArgs
+
+    problem, layout, plan = problem_of(case)
+    need = entry_of(case).workspace(plan.tile, problem, layout, DeviceInfo.of(out.device))
+    scale = x.scale
+    if case.scales == "columns" and scale is not None and scale.dim() == 2:
+        scale = scale.t().contiguous().t()
+    return GemmArgs(
+        x=x.values, qweight=qweight.qweight, scale=qweight.scale, zero_point=qweight.zero_point,
+        secondary_scale=qweight.secondary_scale, x_scale=scale, x_global_scale=x.global_scale, bias=bias, out=out,
+        workspace=torch.empty(need, dtype=torch.uint8, device=out.device) if need else None,
+        problem=problem, layout=layout, memo={},
+    ), plan  # fmt: skip
+
+
+def compiled_alike(case: Case) -> tuple[Any, ...]:
+    """What two cases share that run the same compiled kernel."""
+    return case.spec, case.n % 16, case.bias, case.out_dtype, case.fast, str(case.tile)
+
+
+def precompile(case: Case) -> str:
+    """Compile a case with no GPU into Triton's cache; an error text, or empty."""
+    import torch
+
+    from hybrid_humming.jit.offline import compiling_for
+    from hybrid_humming.pack import pack
+    from hybrid_humming.reference import quantize, quantize_input
+
+    case = dataclasses.replace(case, n=64 + case.n % 16, k=512, m=min(case.m, 16))  # only dtypes and alignments matter
+    try:
+        problem, layout, _ = problem_of(case)
+        spec = problem.spec
+        qweight = pack(quantize(torch.randn(case.n, case.k), spec), layout)
+        x = quantize_input(torch.randn(case.m, case.k), spec)
+        out = torch.zeros(case.m, case.n, dtype=torch_dtype(str(spec.out_dtype)))
+        bias = torch.zeros(case.n, dtype=torch.bfloat16) if case.bias else None
+        args, plan = args_of(case, qweight, x, out, bias)
+        with compiling_for(90) as built:
+            launcher(case)(args, plan)
+        if built[0].spill_bytes > 64:
+            return f"spills {built[0].spill_bytes} bytes ({built[0].registers} registers)"
+        return ""
+    except Exception:
+        return traceback.format_exc()[-1500:]
+
+
+def torch_dtype(name: str) -> Any:
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]

@@ -1,0 +1,63 @@
+"""The layout for 8-bit activations: where each byte and each scale lies, and back."""
+
+import pytest
+import torch
+
+from hybrid_humming.errors import LayoutError
+from hybrid_humming.pack import check, make_layout, pack, unpack
+from hybrid_humming.spec import Spec
+from hybrid_humming.weight import Facts
+from tests.kernels.problems import weight_of
+
+LINES = (
+    "e4m3 channel x e4m3 token", "e5m2 tensor x e4m3 tensor", "int8 channel x int8 token", "e4m3 b128x128 x e4m3 g128",
+    "mxfp8 x mxfp8", "int8 g64 x int8 token", "e4m3 g128+channel x e5m2 token",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("experts", [0, 2])
+@pytest.mark.parametrize("n, k", [(64, 128), (100, 640), (200, 192)])
+@pytest.mark.parametrize("line", LINES)
+def test_unpack_gives_back_the_weight(line, n, k, experts):
+    spec = Spec.parse(line)
+    if spec.group_size and k % spec.group_size:
+        pytest.skip("K is not a multiple of the group")
+    weight = weight_of(spec, n, k, experts=experts)
+    layout = make_layout("hopper_a8", spec, n, k, experts=experts, facts=Facts())
+    packed = check(pack(weight, layout))
+    back = unpack(packed)
+    assert torch.equal(back.codes, weight.codes)
+    assert torch.equal(back.scale.view(torch.uint8), weight.scale.view(torch.uint8))
+    assert (back.secondary_scale is None) == (weight.secondary_scale is None)
+
+
+@pytest.mark.parametrize("line, sign", [("e4m3 channel x e4m3 token", 0), ("int8 channel x int8 token", 0x80)])
+def test_a_tile_of_64_rows_and_128_k_is_one_run_of_bytes(line, sign):
+    spec, n, k = Spec.parse(line), 100, 300
+    weight = weight_of(spec, n, k)
+    layout = make_layout("hopper_a8", spec, n, k, facts=Facts())
+    stored = pack(weight, layout).qweight.view(torch.uint8).flatten()
+    for row, column in ((0, 0), (63, 127), (64, 0), (99, 299), (70, 130)):
+        at = ((row // 64 * (layout.padded_k // 128) + column // 128) * 64 + row % 64) * 128 + column % 128
+        assert stored[at] == weight.codes[row, column] ^ sign
+    assert stored[(layout.padded_k // 128 * 64 + 36) * 128] == 0, "padding is zero"
+
+
+def test_a_block_scale_is_read_by_step_and_block():
+    spec = Spec.parse("e4m3 b128x128 x e4m3 g128")
+    weight = weight_of(spec, 300, 640)
+    packed = pack(weight, make_layout("hopper_a8", spec, 300, 640, facts=Facts()))
+    assert packed.scale.shape == (5, 3) and packed.scale.is_contiguous()
+    assert packed.scale[4, 2] == weight.scale[2, 4]
+
+
+def test_a_shard_inside_a_block_is_refused():
+    spec = Spec.parse("e4m3 b128x128 x e4m3 g128")
+    weight = weight_of(spec, 128, 256, block_offset=(64, 0))
+    with pytest.raises(LayoutError, match="whole block"):
+        pack(weight, make_layout("hopper_a8", spec, 128, 256, facts=Facts()))
+
+
+def test_16_bit_activations_are_refused():
+    with pytest.raises(LayoutError, match="8-bit activations"):
+        make_layout("hopper_a8", Spec.parse("e4m3 channel x bf16"), 64, 128, facts=Facts())
