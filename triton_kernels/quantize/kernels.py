@@ -43,9 +43,33 @@ def second_scale(second_ptr, SECOND: tl.constexpr, COUNT: tl.constexpr, REACH_G:
 
 
 @triton.jit
+def store_scale(
+    scale_ptr, code, row, group, inside, stride_sm, stride_sg, M, IN_ROW: tl.constexpr, LAYOUT: tl.constexpr,
+    PAD: tl.constexpr, PAD_G: tl.constexpr,
+):  # fmt: skip
+    """Store codes [UNITS] of scales, and zeros behind the last row (PAD rows a vector) and the last group (PAD_G a word)."""
+    TYPE: tl.constexpr = scale_ptr.dtype.element_ty
+    zero = tl.zeros_like(code).to(TYPE)
+    if LAYOUT == 1:
+        offset = row * 4 + (group // 4) * stride_sg + group % 4
+        step = 4
+    else:
+        offset = row * stride_sm + group * stride_sg
+        step = stride_sm
+    tl.store(scale_ptr + offset, code.to(TYPE), mask=inside)
+    for more_rows in tl.static_range(PAD):
+        for more_groups in tl.static_range(PAD_G):
+            if more_rows + more_groups > 0:
+                last_row = (row == M - 1) & ((row + more_rows) // PAD == row // PAD)
+                last_group = (group == IN_ROW - 1) & ((group + more_groups) // PAD_G == group // PAD_G)
+                beyond = inside & (last_row | (more_rows == 0)) & (last_group | (more_groups == 0))
+                tl.store(scale_ptr + offset + more_rows * step + more_groups, zero, mask=beyond)
+
+
+@triton.jit
 def units_of(
     values, scale_ptr, first, row, group, inside, stride_sm, stride_sg, M, SOURCE: tl.constexpr, COUNT: tl.constexpr,
-    LAYOUT: tl.constexpr, PAD: tl.constexpr, BOUND: tl.constexpr, FUSED: tl.constexpr,
+    IN_ROW: tl.constexpr, LAYOUT: tl.constexpr, PAD: tl.constexpr, PAD_G: tl.constexpr, BOUND: tl.constexpr, FUSED: tl.constexpr,
     REACH: tl.constexpr, SLACK: tl.constexpr, EMAX: tl.constexpr, EXPONENT_S: tl.constexpr, MANTISSA_S: tl.constexpr,
     LARGEST_S: tl.constexpr, TOP_S: tl.constexpr, NAN_S: tl.constexpr, SIGN_S: tl.constexpr, WIDE_S: tl.constexpr,
 ):  # fmt: skip
@@ -53,15 +77,7 @@ def units_of(
     TYPE: tl.constexpr = scale_ptr.dtype.element_ty
     if SOURCE == 0:
         code, real = scale_of(absmax_bits(values, 1), REACH, SLACK, EMAX, EXPONENT_S, MANTISSA_S, LARGEST_S, TOP_S, NAN_S)
-        if LAYOUT == 1:
-            offset = row * 4 + (group // 4) * stride_sg + group % 4
-        else:
-            offset = row * stride_sm + group * stride_sg
-        tl.store(scale_ptr + offset, code.to(TYPE), mask=inside)
-        if PAD > 1:  # the rows that fill the last vector of scales
-            for extra in tl.static_range(1, PAD):
-                beyond = inside & (row == M - 1) & ((row + extra) // PAD == row // PAD)
-                tl.store(scale_ptr + offset + extra * stride_sm, tl.zeros_like(code).to(TYPE), mask=beyond)
+        store_scale(scale_ptr, code, row, group, inside, stride_sm, stride_sg, M, IN_ROW, LAYOUT, PAD, PAD_G)
     else:
         if SOURCE == 1:
             value = tl.load(first + tl.arange(0, 1))
@@ -94,7 +110,7 @@ def quantize_kernel(
     M, T, stride_xm, stride_sm, stride_sg,
     K: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
     SOURCE: tl.constexpr, SECOND: tl.constexpr, COUNT: tl.constexpr, REACH_G: tl.constexpr,
-    LAYOUT: tl.constexpr, PAD: tl.constexpr, BOUND: tl.constexpr, FUSED: tl.constexpr,
+    LAYOUT: tl.constexpr, PAD: tl.constexpr, PAD_G: tl.constexpr, BOUND: tl.constexpr, FUSED: tl.constexpr,
     ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, HADAMARD: tl.constexpr, NORM: tl.constexpr,
     REACH: tl.constexpr, SLACK: tl.constexpr, EMAX: tl.constexpr, EXPONENT_S: tl.constexpr, MANTISSA_S: tl.constexpr,
     LARGEST_S: tl.constexpr, TOP_S: tl.constexpr, NAN_S: tl.constexpr, SIGN_S: tl.constexpr, WIDE_S: tl.constexpr,
@@ -121,7 +137,8 @@ def quantize_kernel(
         tl.store(global_ptr, second, mask=tl.program_id(0) == 0)
         values = tl.div_rn(values, tl.broadcast_to(second, values.shape))
     units = units_of(
-        values, scale_ptr, first_ptr, row, group, there, stride_sm, stride_sg, M, SOURCE, COUNT, LAYOUT, PAD, BOUND, FUSED,
+        values, scale_ptr, first_ptr, row, group, there, stride_sm, stride_sg, M, SOURCE, COUNT,
+        IN_ROW, LAYOUT, PAD, PAD_G, BOUND, FUSED,
         REACH, SLACK, EMAX, EXPONENT_S, MANTISSA_S, LARGEST_S, TOP_S, NAN_S, SIGN_S, WIDE_S,
     )  # fmt: skip
     codes = encode(units, values, EXPONENT, MANTISSA, SMALLEST, LARGEST, INTEGER, SPECIALS, HARDWARE)

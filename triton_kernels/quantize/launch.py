@@ -29,7 +29,6 @@ from hybrid_humming.triton_kernels.quantize.scale import scale_constants
 Tensor = torch.Tensor
 LONGEST_ROW = 32768  # a row of more values does not fit the registers of one CTA
 SMALL_M = 64  # up to here latency counts: few values a thread; above, bandwidth: many
-PART_COUNT = 256  # programs that look for the tensor's largest magnitude
 # A multiply-add made of a product and a sum that the source keeps apart would round once too little.
 OPTIONS = {"enable_fp_fusion": False}
 
@@ -93,12 +92,13 @@ def quantize(args: InputArgs, tile: InputTile | None = None) -> None:
     memo: dict[str, Any] | None = _memos.setdefault(kinds, {}) if jit_launch.offline is None else {}
     first_scale = second_scale = args.input_scale
     if PARTS in (source, second):
-        parts = torch.empty(PART_COUNT, dtype=torch.int32, device=x.device)
+        count = part_count(sm)
+        parts = torch.empty(count, dtype=torch.int32, device=x.device)
         first_scale, second_scale = (parts if source == PARTS else None), (parts if second == PARTS else None)
         unit = max(min(_power(k), 4096), args.hadamard)
-        constants = {"K": k, "UNIT": unit, "COUNT": PART_COUNT, "FINITE": second == PARTS, **_before(*before)}
+        constants = {"K": k, "UNIT": unit, "COUNT": count, "FINITE": second == PARTS, **_before(*before)}
         launch_triton(
-            absmax_kernel, (PART_COUNT, 1, 1), *load, parts, m, t, stride,
+            absmax_kernel, (count, 1, 1), *load, parts, m, t, stride,
             num_warps=_warps(unit, 16), constants=constants, options=OPTIONS, memo=memo,
         )  # fmt: skip
     scale = _storage(args.scale)
@@ -109,20 +109,27 @@ def quantize(args: InputArgs, tile: InputTile | None = None) -> None:
         )  # fmt: skip
         return
     stride_sm, stride_sg = scale.stride() if scale.dim() == 2 else (0, 0)
-    pad = 1
+    pad, pad_g = 1, 1
     if m_major and stride_sg > m:
         pad = 16 // scale.element_size()
+    if args.packed and (k // (spec.activation_group_size or k)) % 4:
+        pad_g = 4
     if args.packed:
         scale, stride_sg = scale.t().view(torch.uint8), 4 * stride_sg
     across = -(-k // (spec.activation_group_size or tile.unit))
     grid = -(-m // tile.rows) * -(-across // tile.groups)
-    constants = _constants(spec, sm, k, tile, source, second, pad, args.packed, before)
+    constants = _constants(spec, sm, k, tile, source, second, (pad, pad_g), args.packed, before)
     launch_triton(
         quantize_kernel, (grid, 1, 1), *load,
         first_scale if source != OWN else None, second_scale if second else None, args.values.view(torch.uint8), scale,
         args.global_scale if second else None, m, t, stride, stride_sm, stride_sg,
         num_warps=tile.num_warps, constants=constants, options=OPTIONS, memo=memo,
     )  # fmt: skip
+
+
+def part_count(sm: int) -> int:
+    """Programs that look for the tensor's largest magnitude; few in the interpreter, which runs one after the other."""
+    return 256 if sm else 8
 
 
 def sources(args: InputArgs) -> tuple[int, int]:
@@ -166,7 +173,15 @@ def _long_constants(spec: Spec, sm: int, k: int, unit: int, before: tuple[Any, .
 
 @functools.lru_cache(maxsize=4096)
 def _constants(
-    spec: Spec, sm: int, k: int, tile: InputTile, source: int, second: int, pad: int, packed: bool, before: tuple[Any, ...]
+    spec: Spec,
+    sm: int,
+    k: int,
+    tile: InputTile,
+    source: int,
+    second: int,
+    pads: tuple[int, int],
+    packed: bool,
+    before: tuple[Any, ...],
 ) -> dict[str, object]:
     """Constants of quantize_kernel, in its order."""
     fmt, scale = spec.activation_format, parse_format(str(spec.activation_scale))
@@ -174,9 +189,10 @@ def _constants(
     signed = scale.is_wide or scale.kind == "float"
     return {
         "K": k, "GROUP": group, "UNIT": tile.unit, "ROWS": tile.rows, "GROUPS": tile.groups,
-        "SOURCE": source, "SECOND": second, "COUNT": PART_COUNT,
+        "SOURCE": source, "SECOND": second, "COUNT": part_count(sm),
         "REACH_G": fmt.largest * (1.0 if scale.is_wide else scale.largest),
-        "LAYOUT": PACKED if packed else STRIDED, "PAD": pad, "BOUND": 2.0**20 if source == GIVEN else None, "FUSED": sm > 0,
+        "LAYOUT": PACKED if packed else STRIDED, "PAD": pads[0], "PAD_G": pads[1],
+        "BOUND": 2.0**20 if source == GIVEN else None, "FUSED": sm > 0,
         **_before(*before), **scale_constants(fmt, scale),
         "SIGN_S": _sign_bit(scale.bits) if signed else 0, "WIDE_S": scale.is_wide, **encoder_constants(fmt, sm),
     }  # fmt: skip
