@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import checkpoint_tables  # noqa: E402
+import matrix_tables  # noqa: E402
 
 from hybrid_humming import api, dtypes, env, errors, spec  # noqa: E402
 from hybrid_humming.device import DeviceInfo, device_names  # noqa: E402
@@ -180,6 +181,9 @@ def variants_refused() -> str:
 
 
 PARTS = {
+    "matrix_kernels": lambda: table(matrix_tables.KERNEL_HEAD, matrix_tables.kernel_rows()),
+    "matrix_tritons": lambda: table(matrix_tables.TRITON_HEAD, matrix_tables.triton_rows()),
+    "matrix_formats": lambda: table(*matrix_tables.format_rows()),
     "variants_read": variants_read,
     "variants_refused": variants_refused,
     "variants_experts": variants_experts,
