@@ -47,11 +47,17 @@ def tile(bm: int, bn: int, stages: int, ctas: int = 1, stream_k: bool = True, ra
 
 
 TILES = {
-    32: (tile(32, 64, 6, 2), tile(32, 128, 8, 1), tile(32, 128, 4, 2), tile(32, 64, 3, 3)),
+    32: (tile(32, 64, 6, 2), tile(32, 128, 8, 1), tile(32, 128, 4, 2), tile(32, 64, 4, 3)),
     64: (tile(64, 64, 5, 2), tile(64, 128, 8, 1), tile(32, 128, 4, 2)),
     128: (tile(128, 64, 3, 2), tile(128, 128, 5, 1), tile(64, 128, 8, 1), tile(64, 64, 5, 2)),
     256: (tile(128, 128, 5, 1), tile(256, 128, 3, 1), tile(128, 128, 5, 1, False), tile(128, 64, 3, 2)),
-    512: (tile(128, 128, 5, 1, False), tile(256, 128, 3, 1, False), tile(256, 128, 3, 1), tile(128, 128, 5, 1)),
+    512: (
+        tile(128, 64, 3, 2, False, 4),
+        tile(128, 128, 5, 1, False),
+        tile(256, 128, 3, 1, False),
+        tile(256, 128, 3, 1),
+        tile(128, 128, 5, 1),
+    ),
     1024: (tile(256, 128, 3, 1, False, 4), tile(256, 128, 3, 1, True, 4), tile(128, 128, 5, 1, False, 8)),
     4096: (tile(256, 128, 3, 1, False, 4), tile(256, 128, 3, 1, False, 8), tile(256, 128, 3, 1, True, 8)),
 }

@@ -25,6 +25,9 @@ def tile(block_m, block_n, num_stages, ctas_per_sm, stream_k=True, raster_m=0):
 
 # (spec, tile): each way of scaling, each width of planes, each tile that the catalog offers.
 CASES = (
+    ("int4 g128 x bf16", tile(8, 64, 5, 3)), ("int4 g128 x bf16", tile(16, 64, 4, 4)), ("int4 g128 x bf16", tile(16, 128, 3, 2)),
+    ("int4 g128 x bf16", tile(32, 64, 4, 3)), ("int4 g128 x bf16", tile(32, 128, 4, 2)), ("nvfp4 x bf16", tile(128, 64, 3, 2)),
+    ("int4 g128 x bf16", tile(128, 64, 3, 2, False, 4)), ("mxfp4 x bf16", tile(128, 64, 3, 2)),
     ("int4 g128 x bf16", tile(16, 64, 6, 2)), ("int4 g128 x bf16", tile(32, 64, 6, 2)), ("int4 g128 x bf16", tile(32, 128, 7, 1)),
     ("int4 g128 x bf16", tile(64, 64, 4, 2)), ("int4 g128 x bf16", tile(64, 128, 6, 1)), ("int4 g128 x bf16", tile(128, 128, 4, 1)),
     ("int4 g128 x bf16", tile(256, 128, 3, 1, True, 4)), ("int4 g128 x fp16", tile(256, 128, 3, 1, False, 4)),

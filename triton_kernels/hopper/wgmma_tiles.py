@@ -24,9 +24,11 @@ DECODE_INSTRUCTIONS = {1: 10.75, 2: 10.5, 3: 13.0, 4: 11.5, 5: 16.0, 6: 15.75, 7
 
 # (block_m, block_n, num_warps, num_stages, ctas_per_sm, stream_k, raster_m)
 TILES = (
-    (16, 64, 4, 6, 2, True, 0), (32, 64, 4, 6, 2, True, 0), (32, 128, 8, 7, 1, True, 0), (64, 64, 4, 4, 2, True, 0),
-    (64, 128, 8, 6, 1, True, 0), (128, 64, 4, 5, 1, True, 0), (128, 128, 8, 4, 1, True, 0), (128, 128, 8, 4, 1, False, 4),
-    (256, 128, 8, 3, 1, True, 4), (256, 128, 8, 3, 1, False, 4),
+    (8, 64, 4, 5, 3, True, 0), (16, 64, 4, 4, 4, True, 0), (16, 64, 4, 6, 2, True, 0), (16, 128, 8, 3, 2, True, 0),
+    (32, 64, 4, 4, 3, True, 0), (32, 64, 4, 6, 2, True, 0), (32, 128, 8, 4, 2, True, 0), (32, 128, 8, 7, 1, True, 0),
+    (64, 64, 4, 5, 2, True, 0), (64, 64, 4, 5, 2, False, 4), (64, 128, 8, 6, 1, True, 0),
+    (128, 64, 4, 3, 2, True, 0), (128, 64, 4, 3, 2, False, 4), (128, 64, 4, 5, 1, True, 0),
+    (128, 128, 8, 4, 1, True, 0), (128, 128, 8, 4, 1, False, 4), (256, 128, 8, 3, 1, True, 4), (256, 128, 8, 3, 1, False, 4),
 )  # fmt: skip
 
 
@@ -115,7 +117,7 @@ def stage_bytes(tile: Tile, problem: Problem, layout: PackLayout) -> int:
 def shared_bytes(tile: Tile, problem: Problem, layout: PackLayout) -> int:
     """Return the bytes of shared memory that the kernel takes, as compiled: slots, two barriers each, the output's way to its order
     in memory, and the roles of the warps."""
-    exchange = 512 * tile.num_warps
+    exchange = min(512, 32 * tile.block_m) * tile.num_warps
     gap = 8 if tile.num_stages % 2 else 0  # as the compiler aligns what follows an odd number of barriers
     return tile.num_stages * (stage_bytes(tile, problem, layout) + 16) + exchange + 4 + gap
 
