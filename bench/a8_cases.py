@@ -11,6 +11,7 @@ from typing import Any
 
 SHAPES = ((8192, 8192), (28672, 4096), (4096, 14336))
 ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096)
+MX, INT4_FP8, INT4_INT8 = "mxfp4 x e4m3 token", "int4 g128 x e4m3 token", "int4 g128 x int8 token"
 FP8, BLOCK, INT8 = "e4m3 channel x e4m3 token", "e4m3 b128x128 x e4m3 g128", "int8 channel x int8 token"
 
 
@@ -42,6 +43,11 @@ def tile(bm: int, bn: int, stages: int, ctas: int = 1, stream_k: bool = True, ra
             "ctas_per_sm": ctas, "stream_k": stream_k, "raster_m": raster} | more  # fmt: skip
 
 
+def decoded(bm: int, bn: int, stages: int, ctas: int = 1, stream_k: bool = True, raster: int = 0, **more: Any) -> dict[str, Any]:
+    """A tile of the W4A8 kernel: a warpgroup for each 64 rows of W."""
+    return tile(bm, bn, stages, ctas, stream_k, raster, **more) | {"num_warps": bn // 16}
+
+
 TILES = {
     1: (tile(16, 64, 10, 2), tile(8, 64, 11, 2), tile(16, 64, 6, 3), tile(16, 128, 10), tile(16, 128, 5, 2)),
     16: (tile(16, 64, 10, 2), tile(16, 64, 6, 3), tile(16, 64, 4, 4), tile(16, 128, 10), tile(16, 128, 5, 2)),
@@ -55,63 +61,102 @@ TILES = {
     4096: (tile(256, 128, 4, 1, False, 8), tile(256, 128, 4, 1, False, 4), tile(128, 256, 4, 1, False, 8),
            tile(128, 256, 4, 1, False, 16), tile(128, 128, 6, 1, False, 16)),
 }  # fmt: skip
+DECODED_TILES = {
+    1: (decoded(8, 64, 6, 4), decoded(8, 64, 9, 3), decoded(8, 64, 14, 2), decoded(16, 64, 6, 4), decoded(8, 128, 6, 2)),
+    16: (decoded(16, 64, 6, 4), decoded(16, 64, 9, 3), decoded(16, 64, 14, 2), decoded(16, 128, 6, 2), decoded(16, 128, 14, 1)),
+    64: (decoded(64, 64, 7, 2), decoded(64, 64, 4, 3), decoded(64, 128, 9, 1), decoded(32, 64, 6, 3), decoded(32, 128, 7, 2)),
+    128: (decoded(128, 64, 4, 2), decoded(128, 128, 7, 1), decoded(64, 64, 7, 2), decoded(64, 128, 9, 1)),
+    256: (decoded(128, 64, 4, 2), decoded(128, 128, 7, 1, False), decoded(64, 128, 9, 1, False), decoded(128, 128, 7, 1)),
+    512: (decoded(128, 64, 4, 2, False), decoded(128, 128, 7, 1, False, 4), decoded(64, 128, 9, 1, False, 8)),
+    1024: (decoded(128, 64, 4, 2, False, 4), decoded(128, 128, 7, 1, False, 4), decoded(128, 128, 7, 1, True, 4),
+           decoded(64, 128, 9, 1, False, 8)),
+    4096: (decoded(128, 64, 4, 2, False, 8), decoded(128, 128, 7, 1, False, 8), decoded(128, 128, 7, 1, False, 4),
+           decoded(64, 128, 9, 1, False, 16)),
+}  # fmt: skip
 CHECKED = (
     tile(8, 64, 8, 2), tile(16, 64, 8, 2), tile(16, 128, 10), tile(32, 64, 8, 2), tile(64, 64, 6, 2), tile(64, 128, 8),
     tile(128, 64, 4, 2), tile(128, 128, 6), tile(128, 128, 6, 1, False, 8), tile(128, 256, 4, 1, False, 8), tile(128, 256, 4),
     tile(256, 128, 4, 1, False, 8), tile(16, 64, 8, 2, True, 0, dependent_launch=True),
+)  # fmt: skip
+DECODED_CHECKED = (
+    decoded(8, 64, 6, 4), decoded(16, 64, 6, 4), decoded(16, 128, 6, 2), decoded(32, 64, 6, 3), decoded(64, 64, 6, 2),
+    decoded(64, 128, 8, 1), decoded(128, 64, 4, 2), decoded(128, 128, 6, 1), decoded(128, 128, 6, 1, False, 4),
+    decoded(16, 64, 6, 4, True, 0, dependent_launch=True),
 )  # fmt: skip
 FORMATS = (
     "e5m2 tensor x e4m3 tensor", "e4m3 channel x e5m2 token", "e5m2 channel x e5m2 token", "e4m3 tensor x e4m3 tensor",
     "mxfp8 x mxfp8", "int8 g128 x int8 token", "int8 g64 x int8 g64", "int8 g32 x int8 g128", "e4m3 g128+channel x e4m3 token",
     "int8 tensor x int8 tensor", "e4m3 b256x128 x e4m3 g128", "e4m3 channel x e4m3 g64", "e4m3 b128x128 x e4m3 token",
 )  # fmt: skip
+DECODED_FORMATS = (
+    "int1 g128 x e4m3 token", "int2 g128 x e4m3 token", "int3 g128 x e4m3 token", "int4 channel x e4m3 token",
+    "int4 g64 x e4m3 token", "int4 g32 x e4m3 token", "mxint4 x e4m3 token", "nvfp4 x e4m3 token", "mxfp4 x e5m2 token",
+    "uint4 g128 zp x e4m3 token", "uint4 g32 zp x e4m3 token", "uint3 channel zp x e4m3 token", "e3m2 g32 x e4m3 token",
+    "e2m3 g32 x e4m3 tensor", "e0m3 g128 x e4m3 token", "e1m2 g64 x e4m3 token", "int4 b128x128 x e4m3 token",
+    "int1 channel x int8 token", "int2 g128 x int8 token", "int3 g64 x int8 token", "int4 channel x int8 token",
+    "int4 g32 x int8 token", "int4 g16:fp16 x int8 token", "int5 g128 x int8 token", "int6 g128 x int8 tensor",
+    "int7 g128 x int8 token", "uint4 g64 zp x int8 token", "uint4 g32 zp x int8 token", "uint7 g128 zp x int8 token",
+    "uint2 channel zp x int8 token", "mxint4 x int8 token", "int4 g256 x int8 token", "int4 tensor x int8 token",
+)  # fmt: skip
 
 
-def check_cases(formats: bool) -> Iterator[Case]:
+def kernel_of(spec: str) -> str:
+    """The kernel that multiplies a spec's weights."""
+    from hybrid_humming.spec import Spec
+
+    return "w8a8" if Spec.parse(spec).bits == 8 else "w4a8"
+
+
+def check_cases(formats: bool, specs: tuple[str, ...]) -> Iterator[Case]:
     """Ragged rows, columns and K; tiles shared by many CTAs; several tiles a CTA; N that TMA can't store."""
     shapes = ((1, 328, 1920), (5, 200, 1920), (33, 1000, 640), (300, 2304, 4096), (129, 20000, 1024), (70, 330, 208))
-    for spec in (FP8, INT8, BLOCK):
-        for one in CHECKED:
+    for spec in specs:
+        kernel = kernel_of(spec)
+        for one in CHECKED if kernel == "w8a8" else DECODED_CHECKED:
             for m, n, k in shapes:
-                if k % 128 and spec == BLOCK:
+                if k % 128 and any(mark in spec for mark in (" g", " b", "mx", "nv")):
                     continue
                 for fast in (False, True) if spec == FP8 and n == 2304 else (False,):
-                    case = Case(spec, n, k, m, "w8a8", one, fast=fast, scales="rows" if m % 2 else "columns")
+                    case = Case(spec, n, k, m, kernel, one, fast=fast, scales="rows" if m % 2 else "columns")
                     if allowed(case):
                         yield case
-        yield Case(spec, 328, 1280, 40, "w8a8", tile(64, 64, 6, 2), True, "fp32")
-        yield Case(spec, 328, 1280, 140, "w8a8", tile(128, 128, 4, 1, False), True, "fp32")
+        for m, one in ((40, tile(64, 64, 6, 2)), (140, tile(128, 128, 4, 1, False))):
+            case = Case(spec, 328, 1280, m, kernel, one, True, "fp32")
+            if allowed(case):
+                yield case
     if formats:
-        for spec in FORMATS:
-            for one in (
-                tile(16, 64, 8, 2),
-                tile(64, 64, 6, 2),
-                tile(128, 64, 4, 2),
-                tile(128, 128, 4),
-                tile(256, 128, 4, 1, False),
-            ):
-                for out in (None, "fp32"):
-                    case = Case(spec, 328, 1280, 7, "w8a8", one, one["block_m"] == 64, out)
-                    if allowed(case):
-                        yield case
+        whole = (tile(16, 64, 8, 2), tile(64, 64, 6, 2), tile(128, 64, 4, 2), tile(128, 128, 4), tile(256, 128, 4, 1, False))
+        for kernel, names, tiles in (
+            ("w8a8", FORMATS, whole),
+            ("w4a8", DECODED_FORMATS, (decoded(16, 64, 4, 2), decoded(32, 128, 3))),
+        ):
+            for spec in names:
+                for one in tiles:
+                    for out in (None, "fp32"):
+                        case = Case(spec, 328, 1280, 7, kernel, one, one["block_m"] == 64, out)
+                        if allowed(case):
+                            yield case
 
 
 def time_cases(spec: str, shape: tuple[int, int], rows: tuple[int, ...] = ROWS) -> Iterator[Case]:
-    n, k = shape
+    (n, k), kernel = shape, kernel_of(spec)
     for m in rows:
-        for one in TILES[m]:
+        for one in (TILES if kernel == "w8a8" else DECODED_TILES)[m]:
             for fast in (False, True) if spec == FP8 else (False,):
-                case = Case(spec, n, k, m, "w8a8", one, fast=fast)
+                case = Case(spec, n, k, m, kernel, one, fast=fast)
+                while case.tile["num_stages"] > 2 and not allowed(case):
+                    case = dataclasses.replace(case, tile=case.tile | {"num_stages": case.tile["num_stages"] - 1})
                 if allowed(case):
                     yield case
 
 
 def invariant_cases(spec: str) -> Iterator[Case]:
     """Tiles that keep K whole."""
-    tiles = (tile(16, 64, 8, 2, False), tile(64, 128, 8, 1, False), tile(128, 128, 6, 1, False), tile(256, 128, 4, 1, False),
+    whole = (tile(16, 64, 8, 2, False), tile(64, 128, 8, 1, False), tile(128, 128, 6, 1, False), tile(256, 128, 4, 1, False),
              tile(128, 256, 4, 1, False))  # fmt: skip
-    for one in tiles:
-        case = Case(spec, 712, 4096, 300, "w8a8", one)
+    parts = (decoded(16, 64, 6, 2, False), decoded(64, 128, 6, 1, False), decoded(128, 64, 4, 1, False))
+    for one in whole if kernel_of(spec) == "w8a8" else parts:
+        case = Case(spec, 712, 4096, 300, kernel_of(spec), one)
         if allowed(case):
             yield case
 

@@ -1,13 +1,18 @@
-"""Hopper layout for 8-bit activations, version 1. 8-bit weights lie in tiles that TMA copies into shared memory as they are.
+"""Hopper layout for 8-bit activations, version 1.
 
-    qweight          int32 [E?, padded_n / 64 * padded_k / 128 * 64, 32]
+8-bit weights lie in tiles that TMA copies into shared memory as they are; narrower ones in the order of the MMA's register
+fragments, each lane's bits where a few instructions make four e4m3 or int8 operands of a word.
+
+    qweight          8 bits: int32 [E?, padded_n / 64 * padded_k / 128 * 64, 32]
                      the bytes of [padded_n / 64, padded_k / 128, 64, 128]: 8 KB of a tile of 64 rows and 128 k in one run
-    scale            channel [1, padded_n], tensor [1, 1], group [ceil(K / 128), padded_n * 128 / G]  as hopper_scale.py
-                     block   [ceil(K / 128), ceil(N / rows of a block)]  the canonical one, transposed
+                     b < 8 bits: int32 [E?, padded_n / 64 * padded_k / 64 * b, 128], plane after plane; plane of width p:
+                     [padded_n / 64, padded_k / 64, warp 4, lane 32, p] (hybrid_humming/fragment/eight.py, hopper_a8_codes.py)
+    scale, zero_point  channel [1, padded_n], tensor [1, 1], group [ceil(K / 128), padded_n * 128 / G]  as hopper_scale.py
+                     block of 8-bit weights [ceil(K / 128), ceil(N / rows of a block)]  the canonical one, transposed
     secondary_scale  as canonical
 
-e4m3 and e5m2 are stored as they are; int8, whose codes are offset binary, as two's complement. N and K are padded to multiples
-of 64 and 128 with zero bytes, which are zeros.
+8-bit floats are stored as they are; int8, whose codes are offset binary, as two's complement. N is padded to a multiple of 64, K of
+8-bit weights to 128 and of others to 64, with zero bytes or the stored code 0; kernels mask what lies past N, and x is 0 past K.
 """
 
 from __future__ import annotations
@@ -17,34 +22,46 @@ from typing import Any
 import torch
 
 from hybrid_humming.errors import LayoutError
+from hybrid_humming.fragment.eight import byte_recipe
+from hybrid_humming.pack.hopper_a8_codes import pack_codes, unpack_codes
+from hybrid_humming.pack.hopper_codes import plane_rows
 from hybrid_humming.pack.hopper_scale import pack_scales, packed_scale_shape, unpack_scales
 from hybrid_humming.spec import PackLayout, Spec
 from hybrid_humming.weight import CanonicalWeight, Facts, QWeight, scale_shape
 
 VERSION = 1
 TILE = (64, 128)
+WHOLE = ("e4m3", "e5m2", "int8")  # formats of 8-bit weights
+ACTIVATIONS = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "int8", "int4", "e0m3")
 SIGN = 0x80
 Tensor = torch.Tensor
 
 
 def make_layout(spec: Spec, n: int, k: int, experts: int, facts: Facts) -> PackLayout:
-    """Return the layout of a weight [n, k]."""
-    if spec.weight not in ("e4m3", "e5m2", "int8") or spec.activation not in ("e4m3", "e5m2", "int8"):
-        raise LayoutError(
-            f"'{spec}': the hopper_a8 layout holds e4m3, e5m2 and int8 weights beside 8-bit activations; "
-            "pack it with family='portable'"
-        )
-    padded = (-(-size // step) * step for size, step in zip((n, k), TILE, strict=True))
-    padded_n, padded_k = padded
+    """Return the layout of a weight [n, k]; raises LayoutError or FormatError where it can't be held."""
+    if spec.activation not in ACTIVATIONS:
+        raise LayoutError(f"'{spec}': the hopper_a8 layout is for 8-bit activations; pack it with family='portable'")
+    if spec.bits == 8 and spec.weight not in WHOLE:
+        raise LayoutError(f"'{spec}': 8-bit weights of the hopper_a8 layout are {', '.join(WHOLE)}; pack it with family='portable'")
+    if spec.bits < 8:
+        byte_recipe(spec.weight, operand_of(spec))
+    padded_n, padded_k = (-(-size // step) * step for size, step in ((n, TILE[0]), (k, TILE[1] if spec.bits == 8 else 64)))
     return PackLayout(
         family="hopper_a8", encoding=spec.weight, n=n, k=k, padded_n=padded_n, padded_k=padded_k, version=VERSION, experts=experts
     )
 
 
+def operand_of(spec: Spec) -> str:
+    """Return the operand type that weights become beside the spec's activations."""
+    return "int8" if spec.activation in ("int8", "int4", "e0m3") else "e4m3"
+
+
 def shapes(spec: Spec, layout: PackLayout, block_offset: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes of one matrix's qweight and scale."""
     words = (layout.padded_n * layout.padded_k // TILE[1], TILE[1] // 4)
-    if spec.granularity == "block":
+    if spec.bits < 8:
+        words = (sum(plane_rows(layout.encoding, layout.padded_n, layout.padded_k)), 128)
+    elif spec.granularity == "block":
         rows, columns = scale_shape(spec, layout.n, layout.k, block_offset)
         return words, (columns, rows)
     return words, packed_scale_shape(spec, layout, block_offset)
@@ -53,6 +70,14 @@ def shapes(spec: Spec, layout: PackLayout, block_offset: tuple[int, int]) -> tup
 def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
     """Return the packed tensors of `weight`; see the module's head."""
     spec = weight.spec
+    if spec.bits < 8:
+        zero = weight.zero_point
+        return {
+            "qweight": pack_codes(weight.codes, layout, operand_of(spec)),
+            "scale": pack_scales(weight.scale, spec, layout, weight.block_offset),
+            "zero_point": None if zero is None else pack_scales(zero, spec, layout, weight.block_offset),
+            "secondary_scale": weight.secondary_scale,
+        }
     if spec.block and any(offset % size for offset, size in zip(weight.block_offset, spec.block, strict=True)):
         raise LayoutError(
             f"the shard starts at {weight.block_offset} of blocks {spec.block}; the hopper_a8 layout needs it to start "
@@ -68,17 +93,23 @@ def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
 
 def unpack(qweight: QWeight) -> CanonicalWeight:
     """Return the canonical weight that was packed."""
-    spec, layout = qweight.spec, qweight.layout
-    scale = qweight.scale.transpose(-2, -1).contiguous() if spec.block else unpack_scales(qweight.scale, spec, layout)
+    spec, layout, zero, offset = qweight.spec, qweight.layout, qweight.zero_point, qweight.block_offset
+    if spec.bits < 8:
+        codes = unpack_codes(qweight.qweight, layout, operand_of(spec))
+        scale = unpack_scales(qweight.scale, spec, layout, offset)
+        zero = None if zero is None else unpack_scales(zero, spec, layout, offset)
+    else:
+        codes = unpack_bytes(qweight.qweight, layout)
+        scale = qweight.scale.transpose(-2, -1).contiguous() if spec.block else unpack_scales(qweight.scale, spec, layout)
     return CanonicalWeight(
         spec=spec,
-        codes=unpack_bytes(qweight.qweight, layout),
+        codes=codes,
         scale=scale,
-        zero_point=None,
+        zero_point=zero,
         secondary_scale=qweight.secondary_scale,
         input_scale=qweight.input_scale,
         transform=qweight.transform,
-        block_offset=qweight.block_offset,
+        block_offset=offset,
     )
 
 

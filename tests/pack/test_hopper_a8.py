@@ -12,6 +12,9 @@ from tests.kernels.problems import weight_of
 LINES = (
     "e4m3 channel x e4m3 token", "e5m2 tensor x e4m3 tensor", "int8 channel x int8 token", "e4m3 b128x128 x e4m3 g128",
     "mxfp8 x mxfp8", "int8 g64 x int8 token", "e4m3 g128+channel x e5m2 token",
+    "int4 g128 x e4m3 token", "int4 g128 x int8 token", "mxfp4 x e4m3 token", "nvfp4 x e4m3 token", "uint4 g64 zp x int8 token",
+    "int1 g32 x int8 token", "int2 channel x e4m3 token", "int3 g128 x e4m3 token", "int7 tensor x int8 token",
+    "e3m2 g32 x e4m3 token", "uint3 channel zp x e4m3 token", "e0m3 g128 x e4m3 token", "int4 b128x128 x e4m3 token",
 )  # fmt: skip
 
 
@@ -28,6 +31,7 @@ def test_unpack_gives_back_the_weight(line, n, k, experts):
     back = unpack(packed)
     assert torch.equal(back.codes, weight.codes)
     assert torch.equal(back.scale.view(torch.uint8), weight.scale.view(torch.uint8))
+    assert weight.zero_point is None or torch.equal(back.zero_point, weight.zero_point)
     assert (back.secondary_scale is None) == (weight.secondary_scale is None)
 
 

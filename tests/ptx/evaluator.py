@@ -2,9 +2,9 @@
 
     registers = run(text, [words0, words1, ...], outputs=8)     uint32 arrays in operand order -> list of uint32 arrays
 
-Knows what the decoders use: mov, shl, shr, shf.wrap, and, or, lop3, prmt, integer add and mul, cvt among e4m3x2, e5m2x2, f16,
-f32 and bf16x2, and add, sub, mul, fma of bf16x2 and f16x2, rounded once to nearest even, subnormals kept. Any other instruction
-is an error.
+Knows what the decoders use: mov, shl, shr, shf.wrap, and, or, xor, lop3, prmt, integer add, sub, mul and mad, cvt among e4m3x2,
+e5m2x2, f16, f32 and bf16x2, and add, sub, mul, fma of bf16x2 and f16x2, rounded once to nearest even, subnormals kept. Any other
+instruction is an error.
 """
 
 import re
@@ -43,6 +43,12 @@ def execute(op: str, v: list[np.ndarray]) -> np.ndarray:
         return v[0] & v[1]
     if op == "or.b32":
         return v[0] | v[1]
+    if op == "xor.b32":
+        return v[0] ^ v[1]
+    if op == "sub.u32":
+        return v[0] - v[1]
+    if op == "mad.lo.u32":
+        return v[0] * v[1] + v[2]
     if op == "add.u32":
         return v[0] + v[1]
     if op == "mul.lo.u32":

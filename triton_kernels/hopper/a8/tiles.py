@@ -108,9 +108,11 @@ def workspace(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceIn
 def shared_bytes(tile: Tile, problem: Problem) -> int:
     """Return the bytes of shared memory that the kernel takes, as compiled: slots, two barriers each, y on its way out, and
     the roles of the warps."""
-    out = tile.block_m // waves_of(tile, problem) * out_columns(tile, problem)
-    out *= parse_format(str(problem.spec.out_dtype)).bits // 8
-    exchange = 128 if out else 512 * tile.num_warps  # y's descriptor, or y on its way to its order in memory
+    width = parse_format(str(problem.spec.out_dtype)).bits // 8
+    out = tile.block_m // waves_of(tile, problem) * out_columns(tile, problem) * width
+    exchange = (
+        128 if out else min(512 * tile.num_warps, tile.block_m * tile.block_n * width)
+    )  # y's descriptor, or y on its way to its order in memory
     gap = 8 if tile.num_stages % 2 else 0  # as the compiler aligns what follows an odd number of barriers
     return tile.num_stages * ((tile.block_m + tile.block_n) * tile.block_k + 16) + out + exchange + 4 + gap
 

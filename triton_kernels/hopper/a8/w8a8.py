@@ -44,6 +44,7 @@ from hybrid_humming.triton_kernels.hopper.gluon import (
     gl,
     gluon,
     mbarrier,
+    tma,
 )
 from hybrid_humming.triton_kernels.hopper.host import aligned_rows, as_bytes, counters
 from hybrid_humming.triton_kernels.hopper.plan import ROW
@@ -105,6 +106,8 @@ def consume(
                     y = finish(acc.to(gl.float32), m0 + wave * R, n0, M, N, x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr,
                                stride_xm, X_ROWS, X_SCALE, X_KIND, W_SCALE, W_KIND, SECONDARY, BIAS, R, C, ACC)  # fmt: skip
                     store_columns(out_ptr, y, m0 + wave * R, n0, M, N, stride_om, X_ROWS, R, C, WARPS)
+    if TMA_OUT:
+        tma.store_wait(0)  # shared memory is gone when the program ends
 
 
 @gluon.jit(do_not_specialize=["M", "N", "tiles_m", "tiles_n", "steps", "shared", "share", "stride_xm", "stride_xk", "stride_w"])
@@ -158,7 +161,7 @@ def launch(args: GemmArgs, plan: Plan) -> None:
     if work.shared and args.workspace is None:
         raise PlanError(f"{work.shared} tiles share K, but the plan brought no workspace; plan it with workspace_bytes")
     none, x = args.out, aligned_rows(args.x)  # `none` stands for what is absent and never read
-    integer = args.problem.spec.activation == "int8"
+    exact = args.problem.spec.activation == "int8" and not promotes(args.problem)
     tma_out = args.out.stride(0) * args.out.element_size() % 16 == 0 and args.out.data_ptr() % 16 == 0
     columns = out_columns(tile, args.problem) if tma_out else 0
     x_scale = none if args.x_scale is None else args.x_scale
@@ -175,7 +178,7 @@ def launch(args: GemmArgs, plan: Plan) -> None:
         none if args.secondary_scale is None else args.secondary_scale,
         none if args.bias is None else args.bias,
         args.out,
-        none if args.workspace is None else args.workspace.view(torch.int32 if integer else torch.float32),
+        none if args.workspace is None else args.workspace.view(torch.int32 if exact else torch.float32),
         counts,
         args.x.shape[0], layout.n, work.tiles_m, work.tiles_n, work.steps, work.shared, work.share, args.out.stride(0),
         x_scale.stride(0), x_scale.stride(1) if by_token else 0, args.scale.shape[1],

@@ -1,0 +1,256 @@
+"""The consumer warpgroups of the W4A8 kernel: sum of one segment, W decoded in registers, x from shared memory.
+
+    sum_decoded     one sum over all K: INT8, exact, and FP8 at the tensor core's own precision; no scale varies along K
+    sum_groups      the tensor core sums 128 k, then fp32 takes over, times the scale of the group if there is one
+    sum_parts       the same for 64, 32 or 16 k
+
+While a product runs, the next weights are decoded. A slot is given back, and the next awaited, when a step's last products are
+under way (see sums.py). Nothing but (slot, phase), sums and scales is carried from step to step: Triton 3.6.0 folds other carried
+integers of such nested loops to their first values.
+"""
+
+from hybrid_humming.triton_kernels.hopper.a8.operand import block_words, operand, operands, planes_of, zero_words
+from hybrid_humming.triton_kernels.hopper.gluon import (
+    extents,
+    gl,
+    gluon,
+    mbarrier,
+    view,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from hybrid_humming.triton_kernels.hopper.operand import FLAT1, row_values
+from hybrid_humming.triton_kernels.hopper.scale import decode_scale
+
+
+@gluon.jit
+def columns_of(xb, slot, AT: gl.constexpr, WIDTH: gl.constexpr):
+    """[WIDTH, BLOCK_M] view of x of the step in `slot`, from column AT on."""
+    return xb.index(slot).slice(AT, WIDTH, dim=1).permute([1, 0])
+
+
+@gluon.jit
+def step_zeros(
+    buffers, slot, J: gl.constexpr, ZERO: gl.constexpr, BN: gl.constexpr, WG: gl.constexpr, A: gl.constexpr, DECODER: gl.constexpr
+):
+    """Zero points of each 64 k of a step: what `operand` takes, () where there are none."""
+    if ZERO:
+        zb = buffers[len(planes_of(DECODER)) + 1]
+        stored = row_values(zb.index(slot), BN, J, gl.SliceLayout(1, A), 4 * WG)
+        z = ()
+        for j in gl.static_range(J):
+            z = z + zero_words(stored[j], BN, WG, A)
+        AT: gl.constexpr = J // 4
+        first = (z[0], z[1], z[2 * AT], z[2 * AT + 1])  # type: ignore[misc]
+        if J == 1:
+            return first, first
+        else:
+            HALF: gl.constexpr = J // 2
+            return first, (  # type: ignore[misc]
+                z[2 * HALF],
+                z[2 * HALF + 1],
+                z[2 * (HALF + AT)],
+                z[2 * (HALF + AT) + 1],
+            )
+    else:
+        return (), ()
+
+
+@gluon.jit
+def sum_decoded(
+    slot, phase, begin, end, xb, buffers, full, empty,
+    DECODER: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, WG: gl.constexpr, SUM: gl.constexpr,
+    ACC: gl.constexpr,
+):  # fmt: skip
+    """(sum [BN, BM] of type SUM, slot, phase) of one segment."""
+    A: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
+    d = warpgroup_mma_init(gl.zeros([BN, BM], SUM, ACC))
+    mbarrier.wait(full.index(slot), phase, pred=begin < end)
+    for k in range(begin, end):
+        prev = gl.where(slot == 0, STAGES - 1, slot - 1)
+        first = block_words(buffers, slot, 0, BN, WG, DECODER)
+        second = block_words(buffers, slot, 1, BN, WG, DECODER)
+        t = warpgroup_mma_wait(1, [d])  # the first operand's registers are free
+        d = warpgroup_mma_init(t)
+        a0 = operand(first, (), BN, A, DECODER)
+        d = warpgroup_mma(a0, columns_of(xb, slot, 0, 64), d, is_async=True)
+        t = warpgroup_mma_wait(1, [d])  # the step before is complete
+        d = warpgroup_mma_init(t)
+        a1 = operand(second, (), BN, A, DECODER)
+        d = warpgroup_mma(a1, columns_of(xb, slot, 64, 64), d, is_async=True)
+        slot += 1
+        if slot == STAGES:
+            slot = 0
+            phase = phase ^ 1
+        mbarrier.arrive(empty.index(prev), count=1, pred=k > begin)
+        mbarrier.wait(full.index(slot), phase, pred=k + 1 < end)
+    t = warpgroup_mma_wait(0, [d])
+    last = gl.where(slot == 0, STAGES - 1, slot - 1)
+    mbarrier.arrive(empty.index(last), count=1)
+    return t, slot, phase
+
+
+@gluon.jit
+def sum_groups(
+    slot, phase, begin, end, xb, buffers, full, empty,
+    DECODER: gl.constexpr, J: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, WG: gl.constexpr, SUM: gl.constexpr, ACC: gl.constexpr,
+):  # fmt: skip
+    """(sum [BN, BM] fp32, slot, phase) of one segment; J = 1 scale for 128 k, or none."""
+    A: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
+    sb = buffers[len(planes_of(DECODER))]
+    acc = gl.zeros([BN, BM], gl.float32, ACC)
+    zero = gl.zeros([BN, BM], SUM, ACC)
+    d = warpgroup_mma_init(zero)
+    scale = gl.zeros([BN], gl.float32, gl.SliceLayout(1, ACC))
+    mbarrier.wait(full.index(slot), phase, pred=begin < end)
+    for k in range(begin, end):
+        prev = gl.where(slot == 0, STAGES - 1, slot - 1)
+        first = block_words(buffers, slot, 0, BN, WG, DECODER)
+        second = block_words(buffers, slot, 1, BN, WG, DECODER)
+        z0, z1 = step_zeros(buffers, slot, J, ZERO, BN, WG, A, DECODER)
+        next_scale = scale
+        if J > 0:
+            next_scale = decode_scale(row_values(sb.index(slot), BN, 1, gl.SliceLayout(1, ACC), 4 * WG)[0], KIND)
+        t = warpgroup_mma_wait(1, [d])  # the first operand's registers are free
+        d = warpgroup_mma_init(t)
+        a0 = operand(first, z0, BN, A, DECODER)
+        t = warpgroup_mma_wait(0, [d])  # the step before is complete
+        if J > 0:
+            acc += t.to(gl.float32) * scale[:, None]
+        else:
+            acc += t.to(gl.float32)
+        scale = next_scale
+        d = warpgroup_mma(a0, columns_of(xb, slot, 0, 64), zero, use_acc=False, is_async=True)
+        a1 = operand(second, z1, BN, A, DECODER)
+        d = warpgroup_mma(a1, columns_of(xb, slot, 64, 64), d, is_async=True)
+        slot += 1
+        if slot == STAGES:
+            slot = 0
+            phase = phase ^ 1
+        mbarrier.arrive(empty.index(prev), count=1, pred=k > begin)
+        mbarrier.wait(full.index(slot), phase, pred=k + 1 < end)
+    t = warpgroup_mma_wait(0, [d])
+    last = gl.where(slot == 0, STAGES - 1, slot - 1)
+    mbarrier.arrive(empty.index(last), count=1)
+    if J > 0:
+        acc += t.to(gl.float32) * scale[:, None]
+    else:
+        acc += t.to(gl.float32)
+    return acc, slot, phase
+
+
+@gluon.constexpr_function
+def first_of(q, part, parts):
+    """First k of a partial sum's operand in a step: the q-th 64 k, whole or as two steps of 32."""
+    return 64 * q + part * 64 // parts // 32 * 32
+
+
+@gluon.jit
+def add_scaled(acc, t, scale):
+    """acc + t * scale of each row, before the next product is asked for: LLVM would move it behind, and ptxas then serialises."""
+    f = scale[:, None].broadcast_to(acc.shape)
+    return gl.inline_asm_elementwise(
+        "fma.rn.f32 $0, $1, $2, $3;", "=r,r,r,r", [t.to(gl.float32), f, acc], dtype=gl.float32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def scale_words(buffers, slot, BN: gl.constexpr, LAYOUT: gl.constexpr, DECODER: gl.constexpr):
+    """Four e8m0 scales of each row, as one int32 [BN]."""
+    return view(buffers[len(planes_of(DECODER))].index(slot), gl.int32, extents(BN), FLAT1).load(LAYOUT)
+
+
+@gluon.jit
+def power_of_two(words, AT: gl.constexpr):
+    """Byte AT of each word as 2**(code - 127), 2**-127 for 0; infinity for 255, which `has_nan` finds."""
+    if AT == 3:
+        bits = (words >> 1) & 0x7F800000
+    else:
+        bits = (words << (23 - 8 * AT)) & 0x7F800000
+    return gl.maximum(bits, 0x00400000).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def has_nan(words):
+    """A bit set for each byte 255 of each word."""
+    return ((words & 0x7F7F7F7F) + 0x01010101) & words & -0x7F7F7F80
+
+
+@gluon.jit
+def sum_parts(
+    slot, phase, begin, end, xb, buffers, full, empty,
+    DECODER: gl.constexpr, J: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, WG: gl.constexpr, SUM: gl.constexpr, ACC: gl.constexpr,
+):  # fmt: skip
+    """(sum [BN, BM] fp32, slot, phase) of one segment; J = 2, 4 or 8 scales for 128 k, each on a partial sum of its own.
+
+    The partial sums of 64 k are under way together, and the next 64 k are decoded meanwhile.
+    """
+    A: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
+    ROW: gl.constexpr = gl.SliceLayout(1, ACC)
+    PARTS: gl.constexpr = J // 2
+    WIDTH: gl.constexpr = 64 if PARTS == 1 else 32
+    POWERS: gl.constexpr = J == 4 and KIND == 3
+    sb = buffers[len(planes_of(DECODER))]
+    acc = gl.zeros([BN, BM], gl.float32, ACC)
+    zero = gl.zeros([BN, BM], SUM, ACC)
+    bad = gl.zeros([BN], gl.int32, ROW)
+    d = ()
+    scales = ()
+    for _i in gl.static_range(PARTS):
+        token = (warpgroup_mma_init(zero),)
+        d = d + token  # type: ignore[assignment]
+        one = (gl.zeros([BN], gl.float32, ROW),)
+        scales = scales + one  # type: ignore[assignment]
+    mbarrier.wait(full.index(slot), phase, pred=begin < end)
+    for k in range(begin, end):
+        prev = gl.where(slot == 0, STAGES - 1, slot - 1)
+        if POWERS:
+            words = scale_words(buffers, slot, BN, ROW, DECODER)
+            bad = bad | has_nan(words)
+            stored = (words, words, words, words)
+        else:
+            stored = row_values(sb.index(slot), BN, J, ROW, 4 * WG)
+        zeros = step_zeros(buffers, slot, J, ZERO, BN, WG, A, DECODER)
+        for q in gl.static_range(2):
+            a = operands(block_words(buffers, slot, q, BN, WG, DECODER), zeros[q], PARTS, BN, A, DECODER)
+            acc = add_all(acc, d, scales)
+            d = ()
+            scales = ()
+            for i in gl.static_range(PARTS):
+                b = columns_of(xb, slot, first_of(q, i, PARTS), WIDTH)
+                token = (warpgroup_mma(a[i], b, zero, use_acc=False, is_async=True),)
+                d = d + token  # type: ignore[assignment]
+                if POWERS:
+                    one = (power_of_two(stored[0], q * PARTS + i),)
+                else:
+                    one = (decode_scale(stored[q * PARTS + i], KIND),)
+                scales = scales + one  # type: ignore[assignment]
+        slot += 1
+        if slot == STAGES:
+            slot = 0
+            phase = phase ^ 1
+        mbarrier.arrive(empty.index(prev), count=1, pred=k > begin)
+        mbarrier.wait(full.index(slot), phase, pred=k + 1 < end)
+    acc = add_all(acc, d, scales)
+    last = gl.where(slot == 0, STAGES - 1, slot - 1)
+    mbarrier.arrive(empty.index(last), count=1)
+    if POWERS:
+        acc = gl.where((bad != 0)[:, None], float("nan"), acc)
+    return acc, slot, phase
+
+
+@gluon.jit
+def add_all(acc, d, scales):
+    """acc + the partial sums under way, once they are complete, each times its scale."""
+    if len(d) == 1:
+        return add_scaled(acc, warpgroup_mma_wait(0, [d[0]]), scales[0])
+    elif len(d) == 2:
+        t0, t1 = warpgroup_mma_wait(0, [d[0], d[1]])
+        return add_scaled(add_scaled(acc, t0, scales[0]), t1, scales[1])
+    else:
+        t0, t1, t2, t3 = warpgroup_mma_wait(0, [d[0], d[1], d[2], d[3]])
+        acc = add_scaled(add_scaled(acc, t0, scales[0]), t1, scales[1])
+        return add_scaled(add_scaled(acc, t2, scales[2]), t3, scales[3])
