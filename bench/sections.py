@@ -29,7 +29,7 @@ CACHES = ("HYBRID_HUMMING_CACHE_DIR", "TRITON_CACHE_DIR", "HUMMING_CACHE_DIR", "
 
 
 def quantize_input(session: Session) -> None:
-    """Time the quantization of x alone: a float x that the library quantizes, minus the same GEMM on x quantized before."""
+    """Time the quantization of x alone, as `hh.quantize_input` does it."""
     lines = {p.spec for p in session.todo if Spec.parse(p.spec).quantizes_activation}
     points = [p for p in session.todo if p.spec in lines and (p.n, p.k) == (session.todo[0].n, session.todo[0].k)]
     for point in points:
@@ -42,11 +42,10 @@ def quantize_input(session: Session) -> None:
 def _quantize_point(session: Session, point: Any) -> None:
     from bench.session import random_x
     from hybrid_humming.reference import dequantize_input
-    from hybrid_humming.reference import quantize_input as quantize
 
     spec = Spec.parse(point.spec)
     x = random_x(point.m, point.k, device=session.device)
-    quantized = quantize(x, spec)
+    quantized = hh.quantize_input(x, spec)
     apart = (dequantize_input(quantized, spec, torch.float32) - x.float()).norm() / x.float().norm()
     step = 2.0 ** -min(spec.activation_format.bits - 1, 4)
     what = (point, "quantize_input")
@@ -54,7 +53,7 @@ def _quantize_point(session: Session, point: Any) -> None:
         session.failures.append(f"quantize_input {point}: {float(apart):.2e} from x")
         return
     session.record.passed(what, "quantize_input", float(apart))
-    timing = time_interleaved({"ours": Library(calls=[lambda: quantize(x, spec)] * 8)}, session.backend, samples=11)
+    timing = time_interleaved({"ours": Library(calls=[lambda: hh.quantize_input(x, spec)] * 8)}, session.backend, samples=11)
     ours = timing.times["ours"]
     row = {"problem": "quantize_input", "spec": point.spec, "n": point.n, "k": point.k, "m": point.m, "plan": "quantize_input"}
     session.record.add(what, row | {"us": ours.us, "us_p10": ours.us_p10, "us_p90": ours.us_p90, "samples": 11})
