@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from hybrid_humming import env
 from hybrid_humming.device import DeviceInfo
 from hybrid_humming.errors import FallbackRefused, LayoutError, PlanError, UnsupportedProblem
 from hybrid_humming.pack import make_layout
@@ -47,7 +48,10 @@ def choose_layout(
         elif inside_block and not entry.inside_blocks:
             reason = "holds no shard that starts inside a block of scales along K"
         if reason is None:
-            return make_layout(entry.family, spec, n, k, experts=experts, facts=facts or Facts())
+            try:
+                return make_layout(entry.family, spec, n, k, experts=experts, facts=facts or Facts())
+            except LayoutError as error:  # these codes can't be held, another weight's of this spec could
+                reason = error.args[0]
         reasons.append(f"{entry.family}: {reason}")
     known = ", ".join(e.family for e in layouts())
     raise LayoutError(f"no layout holds '{spec}' [{n}, {k}] for {device.name}: {'; '.join(reasons) or f'known are {known}'}")
@@ -64,9 +68,13 @@ class Choice:
     rejections: tuple[Rejection, ...]
 
 
-@functools.lru_cache(maxsize=4096)
 def survey(problem: Problem, layout: PackLayout, device: DeviceInfo) -> Choice:
     """Return the candidates for `problem`, cheapest first, with each other kernel's reason. M is bucketed."""
+    return _survey(problem, layout, device, env.hidden_formats())
+
+
+@functools.lru_cache(maxsize=4096)
+def _survey(problem: Problem, layout: PackLayout, device: DeviceInfo, hidden_formats: bool) -> Choice:
     if (layout.n, layout.k, layout.experts) != (problem.n, problem.k, problem.experts):
         raise LayoutError(f"layout {layout} holds another weight than {problem} has; choose a layout for this problem")
     problem = problem.replace(m=m_bucket(problem.m))
@@ -146,7 +154,9 @@ def _reject(entry: KernelEntry, problem: Problem, layout: PackLayout, device: De
     if entry.device != device.kind:
         return f"runs on {entry.device}, not on {device.kind}"
     if entry.family not in ("*", layout.family):
-        return f"reads weights in the {entry.family} layout, not in {layout.family}"
+        held = next((other for other in layouts() if other.family == entry.family), None)
+        why = held.reject(problem.spec, problem.n, problem.k, device) if held is not None else None
+        return f"reads weights in the {entry.family} layout, not in {layout.family}" + (f" ({entry.family}: {why})" if why else "")
     return entry.reject(problem, layout, device)
 
 

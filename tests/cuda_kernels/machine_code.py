@@ -23,6 +23,7 @@ def assemble(ptx: str, target: str) -> bytes:
         return cubin.read_bytes()
 
 
+@functools.cache
 def disassemble(cubin: bytes) -> dict[int, str]:
     """Offset inside the code -> instruction; what the disassembler skips is missing. One kernel only."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

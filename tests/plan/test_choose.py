@@ -37,9 +37,9 @@ def entry(name, *, cost=1.0, multiplies="bf16", reject=None, family="plain", til
 def own_registry(monkeypatch):
     monkeypatch.setattr(registry, "_kernels", {})
     monkeypatch.setattr(registry, "_layouts", {})
-    choose.survey.cache_clear()
+    choose._survey.cache_clear()
     yield
-    choose.survey.cache_clear()
+    choose._survey.cache_clear()
 
 
 def test_cheapest_legal_candidate_wins():
@@ -83,7 +83,7 @@ def test_fallback_is_named_and_can_be_refused():
     with pytest.raises(FallbackRefused, match=r"e4m3 activations are multiplied as bf16.*fallback='allow'"):
         choose_plan(problem, LAYOUT, A100, fallback="error")
     registry.register_kernel(entry("native", cost=9.0, multiplies="e4m3"))
-    choose.survey.cache_clear()
+    choose._survey.cache_clear()
     assert choose_plan(problem, LAYOUT, H200, fallback="error").kernel == "native"
 
 
@@ -108,7 +108,7 @@ def test_a_tuned_row_overrides_the_model_while_it_is_legal(monkeypatch):
     monkeypatch.setattr(choose, "tuned", lambda problem, device: ("slow", Tile(block_m=64), 3.5))
     plan = choose_plan(problem, LAYOUT, H200)
     assert (plan.kernel, plan.tile.block_m, plan.source, plan.cost_us) == ("slow", 64, "tuned", 3.5)
-    choose.survey.cache_clear()
+    choose._survey.cache_clear()
     monkeypatch.setattr(choose, "tuned", lambda problem, device: ("slow", Tile(block_m=512), 3.5))
     assert choose_plan(problem, LAYOUT, H200).kernel == "fast"
 
