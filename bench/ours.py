@@ -51,10 +51,8 @@ class OurWeight:
 
     def plan(self, m: int, setting: str) -> Plan:
         """Return the planner's plan; in the plain setting without dependent launch, which belongs to chain."""
-        chosen = hh.choose_plan(Problem(spec=self.spec, m=m, n=self.qweight.n, k=self.qweight.k), self.qweight.layout, self.device)
-        if setting == "plain" and chosen.tile.dependent_launch:
-            return chosen.replace(dependent_launch=False, source=chosen.source)
-        return chosen
+        problem = Problem(spec=self.spec, m=m, n=self.qweight.n, k=self.qweight.k, dependent_launch=setting == "chain")
+        return hh.choose_plan(problem, self.qweight.layout, self.device)
 
     def calls(self, x: Tensor, plan: Plan) -> Calls:
         """Return calls of y = x @ W.T for float x [M, K]; where the spec quantizes activations, x is quantized once, outside."""

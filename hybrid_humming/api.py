@@ -154,6 +154,7 @@ def explain(
         bias=bias,
         batch_invariant=options.batch_invariant,
         fast_accumulation=options.fast_accumulation,
+        dependent_launch=options.dependent_launch,
     )
     layout = layout or choose_layout(parsed, n, k, info)
     return planning.explain_problem((problem, layout, info), m=m, fallback=options.fallback)

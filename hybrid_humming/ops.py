@@ -53,18 +53,22 @@ class Options:
     fallback           "allow": where the GPU can't multiply the activation format, the documented substitute runs;
                        "error": FallbackRefused instead
     fast_accumulation  8-bit products may accumulate at the tensor core's own precision
+    dependent_launch   the kernel may begin to read the weight while the kernel before it on the stream still runs (programmatic
+                       dependent launch, sm_90; a kernel without it starts as usual): promise that no kernel right before the call
+                       writes this weight, as none does in inference
     """
 
     batch_invariant: bool = False
     fallback: str = "allow"
     fast_accumulation: bool = False
+    dependent_launch: bool = False
 
     def __post_init__(self) -> None:
         if self.fallback not in ("allow", "error"):
             raise SpecError(f"fallback={self.fallback!r}: allowed are 'allow' and 'error'")
 
     def __str__(self) -> str:
-        flags = [name for name in ("batch_invariant", "fast_accumulation") if getattr(self, name)]
+        flags = [name for name in ("batch_invariant", "fast_accumulation", "dependent_launch") if getattr(self, name)]
         return ",".join(flags + (["fallback=error"] if self.fallback == "error" else []))
 
     @classmethod
@@ -108,6 +112,7 @@ def _prepare(
         act_order=act_order,
         batch_invariant=opts.batch_invariant,
         fast_accumulation=opts.fast_accumulation,
+        dependent_launch=opts.dependent_launch,
         experts=parsed.experts,
     )
     if plan:

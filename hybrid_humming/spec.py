@@ -220,6 +220,7 @@ class Problem:
     bias               a bias [N] is added before the one rounding
     batch_invariant    row i has the same bits whatever m is
     fast_accumulation  8-bit products may accumulate at the tensor core's own precision
+    dependent_launch   the kernel may begin to read the weight while the kernel before it on the stream still runs
     act_order          columns of x are gathered before the product
     experts            0 for a dense weight, else the number of experts
     """
@@ -231,6 +232,7 @@ class Problem:
     bias: bool = False
     batch_invariant: bool = False
     fast_accumulation: bool = False
+    dependent_launch: bool = False
     act_order: bool = False
     experts: int = 0
 

@@ -124,9 +124,10 @@ def choose_plan(problem: Problem, layout: PackLayout, device: DeviceInfo, *, fal
 def make_plan(candidate: Candidate, problem: Problem, layout: PackLayout, device: DeviceInfo) -> Plan:
     """Return the plan that runs `candidate`."""
     entry, multiplies = candidate.entry, candidate.entry.multiplies(problem, device)
+    tile = candidate.tile
     return Plan(
         kernel=entry.name,
-        tile=candidate.tile,
+        tile=tile.replace(dependent_launch=True) if problem.dependent_launch and entry.dependent_launch else tile,
         multiplies=multiplies,
         fallback=fallback_reason(problem.spec.activation, multiplies, device),
         workspace_bytes=entry.workspace(candidate.tile, problem, layout, device),

@@ -165,6 +165,7 @@ class KernelEntry:
     family     PackLayout family that it reads; "*" reads every family
     launcher   `module:function` of `launch(args: GemmArgs, plan: Plan) -> None`, imported on first use
     device     "cuda" or "cpu"
+    dependent_launch   whether its tiles may start beside the kernel before them (Tile.dependent_launch)
     status     "stable", "trial" or "compiled, not run"
     reject     (problem, layout, device) -> None, or the reason why the kernel can't run it
     tiles      (problem, layout, device) -> tiles worth considering, all legal
@@ -185,6 +186,7 @@ class KernelEntry:
     cost_us: Callable[[Tile, Problem, PackLayout, DeviceInfo], float]
     multiplies: Callable[[Problem, DeviceInfo], str]
     workspace: Callable[[Tile, Problem, PackLayout, DeviceInfo], int] = _nothing
+    dependent_launch: bool = False
     status: str = "stable"
     note: str = ""
 

@@ -72,6 +72,7 @@ STREAM: KernelEntry = dataclasses.replace(
     reject=_reject_stream,
     check=_check_stream,
     cost_us=_cost_stream,
+    dependent_launch=False,
     status="compiled, not run",
 )
 DEQUANT_MATMUL: KernelEntry = dataclasses.replace(

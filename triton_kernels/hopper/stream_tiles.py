@@ -68,7 +68,7 @@ def check(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) 
     if resident(tile, problem, layout, device) < 1:
         need = stream_shared_bytes(tile, problem, layout)
         return f"needs {need} bytes of shared memory, {device.name} has {device.shared_per_block_bytes} a block"
-    if problem.batch_invariant and tile != invariant_tile(problem, layout, device):
+    if problem.batch_invariant and tile.replace(dependent_launch=False) != invariant_tile(problem, layout, device):
         return f"batch invariance runs every M with one tile, {invariant_tile(problem, layout, device)}"
     return None
 
