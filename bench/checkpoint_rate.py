@@ -2,8 +2,9 @@
 
     python -m bench.checkpoint_rate [--n 8192] [--k 8192] [--device cuda] [--pack-for h200]
 
-Random words of each format, [N, K]; the tensors lie on the device before the clock starts, so no disk and no bus is measured.
-A row is written only after the packed bytes on the device were found equal to those that the CPU makes.
+Random words of each format, [N, K]. `taken apart` and `packed` take a whole layer, whose tensors lie on the device before the clock
+starts, so no disk and no bus is measured; `loaded` is what hh.load does on a CPU: a piece at a time, read from the page cache.
+A row is written only after the packed bytes were found equal to those that the CPU makes of a whole layer.
 """
 
 from __future__ import annotations
@@ -65,10 +66,15 @@ def tensors(kind: str, n: int, k: int) -> dict[str, torch.Tensor]:
 
 def opened(kind: str, folder: Path, n: int, k: int) -> StoredLayer:
     """The layer in a checkpoint on disk."""
+    written(kind, folder, n, k)
+    return Checkpoint(folder).layer(NAME)
+
+
+def written(kind: str, folder: Path, n: int, k: int) -> None:
+    """Write a checkpoint of one layer."""
     config = {"dtype": "bfloat16" if "fp" in kind else "float16", "quantization_config": CONFIGS[kind]}
     (folder / "config.json").write_text(json.dumps(config))
     save_file({f"{NAME}.{part}": tensor for part, tensor in tensors(kind, n, k).items()}, folder / "model.safetensors")
-    return Checkpoint(folder).layer(NAME)
 
 
 def timed(call, device: str, repeats: int = 5) -> float:
@@ -83,17 +89,21 @@ def timed(call, device: str, repeats: int = 5) -> float:
     return sorted(found[1:])[repeats // 2]
 
 
-def rate(kind: str, n: int, k: int, device: str, pack_for: hh.DeviceInfo) -> dict[str, float | str]:
+def rate(kind: str, n: int, k: int, device: str, pack_for: hh.DeviceInfo) -> dict[str, float | str | None]:
     """Convert and pack one layer on `device`, checked against the CPU's bytes, and time both halves."""
     with tempfile.TemporaryDirectory() as scratch:
         layer = opened(kind, Path(scratch), n, k)
         stored = {part: info.read() for part, info in layer.parts.items()}
+        loaded = hh.load(scratch, device=pack_for)
+        in_pieces = loaded[NAME][0]
+        load = timed(lambda: loaded[NAME], "cpu") if device == "cpu" else None
     there = {part: tensor.to(device) for part, tensor in stored.items()}
     weight = layer.convert(there)
     packed, want = hh.pack_weight(weight, device=pack_for), hh.pack_weight(layer.convert(stored), device=pack_for)
     for part, tensor in want.tensors().items():
         mine = packed.tensors()[part].cpu().contiguous()
-        if not torch.equal(mine.view(torch.uint8), tensor.contiguous().view(torch.uint8)):
+        loaded_bytes = in_pieces.tensors()[part].contiguous().view(torch.uint8)
+        if not all(torch.equal(found, tensor.contiguous().view(torch.uint8)) for found in (mine.view(torch.uint8), loaded_bytes)):
             raise SystemExit(f"{kind}: {part} packed on {device} differs from the CPU's")
     convert = timed(lambda: layer.convert(there), device)
     pack = timed(lambda: hh.pack_weight(weight, device=pack_for), device)
@@ -104,6 +114,7 @@ def rate(kind: str, n: int, k: int, device: str, pack_for: hh.DeviceInfo) -> dic
         "convert_gbps": gb / convert,
         "pack_gbps": gb / pack,
         "both_gbps": gb / (convert + pack),
+        "load_gbps": None if load is None else gb / load,
     }
 
 
@@ -123,7 +134,7 @@ def main() -> None:
             row = rows[-1]
             print(
                 f"{row['format']:26} {device:5} convert {row['convert_gbps']:8.2f} GB/s  pack {row['pack_gbps']:8.2f} GB/s  "
-                f"both {row['both_gbps']:8.2f} GB/s"
+                f"both {row['both_gbps']:8.2f} GB/s" + (f"  loaded {row['load_gbps']:8.2f} GB/s" if row["load_gbps"] else "")
             )
     if asked.json:
         asked.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterator
+
 import torch
 
 from hybrid_humming import pack as packing
@@ -37,30 +40,46 @@ def quantize(
 
 
 def pack_weight(
-    weight: CanonicalWeight, *, device: Device | None = None, layout: str | None = None, validate: bool = False
+    weight: CanonicalWeight,
+    *,
+    device: Device | None = None,
+    layout: str | None = None,
+    validate: bool = False,
+    pieces: Callable[[], Iterator[tuple[int, Tensor]]] | None = None,
 ) -> QWeight:
     """Return a canonical weight packed for `device` (default: where it lies), in the layout that `choose_layout` picks.
 
     validate  raise ValueRangeError when a scale is NaN or infinite, or a code out of range; without it a NaN scale makes its
               own group NaN and nothing else
+    pieces    yields the codes in parts (`packing.pack`), where those of `weight` lie on the meta device
     """
     if not isinstance(weight, CanonicalWeight):
         raise DtypeError(f"weight is {type(weight).__name__}; pass a CanonicalWeight, or a float tensor to hh.quantize")
     if validate:
         weight.validate()
-    info = DeviceInfo.of(weight.codes.device if device is None else device)
-    block = weight.spec.block
-    chosen = choose_layout(
-        weight.spec,
-        weight.n,
-        weight.k,
-        info,
-        experts=weight.experts,
-        facts=scan(weight),
-        family=layout,
-        inside_block=block is not None and weight.block_offset[1] % block[1] != 0,
-    )
-    packed = packing.pack(weight, chosen)
+    info = DeviceInfo.of(weight.scale.device if device is None else device)
+    block, facts = weight.spec.block, scan(weight)
+
+    def chosen(facts: Facts) -> PackLayout:
+        return choose_layout(
+            weight.spec,
+            weight.n,
+            weight.k,
+            info,
+            experts=weight.experts,
+            facts=facts,
+            family=layout,
+            inside_block=block is not None and weight.block_offset[1] % block[1] != 0,
+        )
+
+    if pieces is None:
+        packed = packing.pack(weight, chosen(facts))
+    else:
+        # The codes are read once more only where the layout hangs on whether their lowest occurs.
+        without = dataclasses.replace(facts, lowest_code_unused=True)
+        if chosen(without) != chosen(facts) and all(int(codes.min()) > 0 for _, codes in pieces()):
+            facts = without
+        packed = packing.pack(weight, chosen(facts), pieces())
     return packed if device is None or isinstance(device, DeviceInfo) or not is_torch(device) else packed.to(device)
 
 

@@ -16,11 +16,21 @@ from hybrid_humming import env
 from hybrid_humming import pack as packing
 from hybrid_humming.api import Device, is_torch, pack_weight, place
 from hybrid_humming.checkpoint import Checkpoint, ReadOptions
+from hybrid_humming.checkpoint.experts import stack_experts
 from hybrid_humming.checkpoint.registry import StoredLayer
 from hybrid_humming.device import DeviceInfo
-from hybrid_humming.errors import CheckpointError, CheckpointMismatch, LayoutError, MissingDependency, ShapeError
+from hybrid_humming.errors import (
+    CheckpointError,
+    CheckpointMismatch,
+    HybridHummingError,
+    LayoutError,
+    MissingDependency,
+    ShapeError,
+)
 from hybrid_humming.spec import Spec
-from hybrid_humming.weight import CanonicalWeight, QWeight
+from hybrid_humming.weight import CanonicalWeight, QWeight, check_codes
+
+Codes = Callable[[], Iterator[tuple[int, torch.Tensor]]]
 
 
 class Loaded(Mapping[str, tuple[QWeight, Spec]]):
@@ -40,6 +50,8 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
 
     def __getitem__(self, name: str) -> tuple[QWeight, Spec]:
         layer = self.checkpoint.layer(name)
+        if layer.packed is None and layer.pieces is not None and self._on_cpu():
+            return self._packed(name, *self._frame(layer))
         if layer.packed is None or self.spec(name) != layer.spec:
             return self._packed(name, self.checkpoint[name])
         qweight = read_packed(layer, validate=self.checkpoint.validate)
@@ -80,15 +92,27 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
                         name = waiting.popleft()
                         ahead.append((name, pool.submit(self.__getitem__, name)))
                     name, future = ahead.popleft()
-                    qweight, spec = future.result()
+                    layer: tuple[QWeight, Spec] | None = future.result()
+                    del future
                     advance(name, sizes[name])
-                    yield name, qweight, spec
+                    assert layer is not None
+                    yield name, *layer
+                    layer = None  # so that one that the caller dropped is gone before the next is read
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def experts(self, group: str) -> tuple[QWeight, Spec]:
         """Return experts that are stored one by one as one weight [E, N, K]: `model.layers.0.mlp.experts.gate_proj`."""
-        return self._packed(group, self.checkpoint.experts(group))
+        layers = [self.checkpoint.layer(name) for name in self.checkpoint.expert_names(group)]
+        if not self._on_cpu() or any(layer.pieces is None for layer in layers):
+            return self._packed(group, self.checkpoint.experts(group))
+        frame = stack_experts(group, (self._frame(layer)[0] for layer in layers), len(layers))
+
+        def pieces() -> Iterator[tuple[int, torch.Tensor]]:
+            for i, layer in enumerate(layers):
+                yield i, torch.cat([codes for _, codes in self._frame(layer)[1]()])[None]
+
+        return self._packed(group, frame, pieces)
 
     def canonical(self, name: str) -> CanonicalWeight:
         """Return a layer in the clear, with the activation half that it is served with."""
@@ -123,11 +147,30 @@ class Loaded(Mapping[str, tuple[QWeight, Spec]]):
 
         return sorted(self, key=place)
 
-    def _packed(self, name: str, weight: CanonicalWeight) -> tuple[QWeight, Spec]:
+    def _packed(self, name: str, weight: CanonicalWeight, pieces: Codes | None = None) -> tuple[QWeight, Spec]:
         # The act-order of a layer may have refined its groups: the data's own spec counts.
         spec = self._served(name, weight.spec)
-        qweight = pack_weight(weight.replace(spec=spec), device=self._device)
+        qweight = pack_weight(weight.replace(spec=spec), device=self._device, pieces=pieces)
         return qweight, qweight.spec
+
+    def _on_cpu(self) -> bool:
+        return self.checkpoint.device is None or torch.device(self.checkpoint.device).type == "cpu"
+
+    def _frame(self, layer: StoredLayer) -> tuple[CanonicalWeight, Codes]:
+        """The weight with its codes on the meta device, and what yields them in pieces, checked like the whole."""
+        weight, pieces = layer.read_frame(validate=self.checkpoint.validate)
+        if not self.checkpoint.validate:
+            return weight, pieces
+        with named(layer.name):
+            weight.validate()
+
+        def checked() -> Iterator[tuple[int, torch.Tensor]]:
+            for begin, codes in pieces():
+                with named(layer.name):
+                    check_codes(codes, weight.spec)
+                yield begin, codes
+
+        return weight, checked
 
     def _served(self, name: str, spec: Spec) -> Spec:
         return spec if self._activation is None else with_activation(name, spec, self._activation)
@@ -191,6 +234,15 @@ def read_packed(layer: StoredLayer, *, validate: bool) -> QWeight:
         return packing.check(layer.read_packed(validate=validate))
     except LayoutError as error:
         raise LayoutError(f"{layer.name}: {error.args[0]}") from None
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Put the layer's name in front of an error's message."""
+    try:
+        yield
+    except HybridHummingError as error:
+        raise type(error)(f"{name}: {error.args[0]}") from None
 
 
 def _check_groups(name: str, spec: Spec, n: int, k: int) -> None:

@@ -100,9 +100,8 @@ class CanonicalWeight:
 
     def validate(self) -> CanonicalWeight:
         """Return self; raise ValueRangeError naming the first NaN or infinite scale, or the first code out of range."""
-        top = 2**self.spec.bits
-        if self.codes.numel() and int(self.codes.max()) >= top:
-            raise ValueRangeError(f"codes reach {int(self.codes.max())}, but {self.spec.weight} has codes 0..{top - 1}")
+        if not self.codes.is_meta:
+            check_codes(self.codes, self.spec)
         for name in ("scale", "zero_point", "secondary_scale", "input_scale"):
             tensor = getattr(self, name)
             if tensor is None or (name == "zero_point" and self.spec.zero_point == "int"):
@@ -219,9 +218,17 @@ class Facts:
     scale_exponent_max: int | None = None
 
 
+def check_codes(codes: Tensor, spec: Spec) -> None:
+    """Raise ValueRangeError if one of `codes` is outside the format."""
+    top = 2**spec.bits
+    if top < 256 and codes.numel() and int(codes.max()) >= top:
+        raise ValueRangeError(f"codes reach {int(codes.max())}, but {spec.weight} has codes 0..{top - 1}")
+
+
 def scan(weight: CanonicalWeight) -> Facts:
-    """Return the Facts of `weight`; reads every code once."""
-    lowest = weight.spec.weight_format.kind == "int" and weight.codes.numel() > 0 and int(weight.codes.min()) > 0
+    """Return the Facts of `weight`; reads every code once. Nothing is said of codes on the meta device."""
+    lowest = weight.spec.weight_format.kind == "int" and weight.codes.numel() > 0
+    lowest = lowest and not weight.codes.is_meta and int(weight.codes.min()) > 0
     low, high = _scale_range(weight)
     if not high:
         return Facts(lowest_code_unused=lowest)

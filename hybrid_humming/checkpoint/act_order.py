@@ -66,7 +66,9 @@ def reorder(weight: CanonicalWeight, order: GroupOrder | None) -> CanonicalWeigh
         return weight
     spec: Spec = weight.spec.replace(granularity="channel" if order.group_size is None else "group", group_size=order.group_size)
     # gather reads row by row; an index along K would walk the matrix column by column.
-    codes = weight.codes if order.permutation is None else weight.codes.gather(1, order.permutation.long().expand_as(weight.codes))
+    codes = weight.codes
+    if order.permutation is not None and not codes.is_meta:
+        codes = codes.gather(1, order.permutation.long().expand_as(codes))
     zero_point = None if weight.zero_point is None else weight.zero_point[:, order.columns].contiguous()
     return weight.replace(
         spec=spec,

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from hybrid_humming.checkpoint.bits import stream_words, unpack_columns, unpack_stream
 from hybrid_humming.checkpoint.common import FLOATS, check_bias, float_format, model_format
 from hybrid_humming.checkpoint.config import QuantConfig
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
 from hybrid_humming.checkpoint.stacked import refuse_stacked
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod, did_you_mean
@@ -80,21 +81,28 @@ class AWQ(Importer):
             expect(name, parts["qzeros"], ("I32",), (groups, stream_words(n, self.bits)), why)
         check_bias(name, parts, n)
 
+        rows = 32  # fill whole words at every width
+        pieces = Pieces(part="qweight", decode=self._codes, dim=1, rows=rows, units=stream_words(rows, self.bits))
+
         def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-            return self.convert(name, spec, n, tensors)
+            return self.convert(name, spec, pieces.codes(tensors["qweight"], n, k), tensors)
 
         used = pick(parts, "qweight", "scales", "qzeros", *self.bias_parts)
-        return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert)
+        return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert, pieces=pieces)
 
-    def convert(self, name: str, spec: Spec, n: int, tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-        """Return the weight in the clear from its stored tensors."""
+    def _codes(self, words: Tensor, rows: int) -> Tensor:
+        return unpack_awq(words, self.bits, rows)
+
+    def convert(self, name: str, spec: Spec, codes: Tensor, tensors: Mapping[str, Tensor]) -> CanonicalWeight:
+        """Return the weight in the clear from its codes [N, K] and stored tensors."""
+        n = codes.shape[0]
         zero_point = unpack_awq(tensors["qzeros"], self.bits, n) if "qzeros" in tensors else None
         if zero_point is not None and not spec.has_zero_point:
             _check_middle(name, zero_point, self.bits)
             zero_point = None
         return CanonicalWeight(
             spec=spec,
-            codes=unpack_awq(tensors["qweight"], self.bits, n),
+            codes=codes,
             scale=tensors["scales"].T.contiguous(),
             zero_point=zero_point,
             bias=tensors.get("bias"),

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from hybrid_humming.checkpoint.bits import unpack_nibbles, unpack_stream
 from hybrid_humming.checkpoint.ct_scheme import Scheme, activation_fields, check_scale, static_input, static_parts
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.registry import Parts, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch
 from hybrid_humming.lazy import Tensor, torch
@@ -51,16 +52,20 @@ def describe(name: str, parts: Parts, scheme: Scheme, activation: str | None) ->
         expect(name, divisor, ("F32",), () if divisor.shape == () else (1,))
     used = pick(parts, *needed, *static_parts(name, parts, spec), "bias")
 
+    def decode(stored: Tensor, _: int) -> Tensor:
+        return unpack_nibbles(stored, k) if bits == 4 else unpack_stream(stored.view(torch.int32), bits, k)
+
+    pieces = Pieces(part="weight_packed", decode=decode)
+
     def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-        packed_codes = tensors["weight_packed"]
         scale, divisor = tensors["weight_scale"], tensors.get("weight_global_scale")
         return CanonicalWeight(
             spec=spec,
-            codes=unpack_nibbles(packed_codes, k) if bits == 4 else unpack_stream(packed_codes.view(torch.int32), bits, k),
+            codes=pieces.codes(tensors["weight_packed"], n, k),
             scale=scale.view(torch.float8_e8m0fnu) if short != "nvfp4" else scale,
             secondary_scale=None if divisor is None else 1 / divisor.float().reshape(1),
             input_scale=static_input(name, tensors),
             bias=tensors.get("bias"),
         )
 
-    return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert)
+    return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert, pieces=pieces)

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from hybrid_humming.checkpoint.act_order import group_order, reorder
 from hybrid_humming.checkpoint.bits import lane_words, stream_words, unpack_lanes, unpack_stream
 from hybrid_humming.checkpoint.ct_scheme import SCALES, Scheme, check_scale, integer_spec, static_input, static_parts
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.registry import Parts, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
 from hybrid_humming.lazy import Tensor, torch
@@ -42,17 +43,21 @@ def describe(name: str, parts: Parts, scheme: Scheme, activation: str | None) ->
     _check_packed(name, parts, spec, n, k)
     used = pick(parts, *needed, "weight_g_idx", *static_parts(name, parts, spec), "bias")
 
+    def decode(words: Tensor, _: int) -> Tensor:
+        dense = words.shape[-1] == stream_words(k, spec.bits)
+        return (unpack_stream if dense else unpack_lanes)(words, spec.bits, k)
+
+    pieces = Pieces(part="weight_packed", decode=decode, unsorted=True)
+
     def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-        return convert_packed(name, spec, n, k, tensors)
+        return convert_packed(name, spec, pieces.codes(tensors["weight_packed"], n, k), tensors)
 
-    return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert)
+    return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert, pieces=pieces)
 
 
-def convert_packed(name: str, spec: Spec, n: int, k: int, tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-    """Return the weight in the clear from the tensors of a pack-quantized layer."""
-    bits, words = spec.bits, tensors["weight_packed"]
-    dense = words.shape[-1] == stream_words(k, bits)
-    codes = (unpack_stream if dense else unpack_lanes)(words, bits, k)
+def convert_packed(name: str, spec: Spec, codes: Tensor, tensors: Mapping[str, Tensor]) -> CanonicalWeight:
+    """Return the weight in the clear from the codes [N, K] and tensors of a pack-quantized layer."""
+    bits, (n, k) = spec.bits, codes.shape
     columns = spec.scale_shape(n, k)[1]
     scale = tensors["weight_scale"].reshape(-1, columns)
     zero_point = None

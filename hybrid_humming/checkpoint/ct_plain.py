@@ -21,6 +21,7 @@ from hybrid_humming.checkpoint.ct_scheme import (
     static_input,
     static_parts,
 )
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.registry import Parts, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
 from hybrid_humming.lazy import Tensor, torch
@@ -55,16 +56,21 @@ def describe(name: str, parts: Parts, scheme: Scheme, activation: str | None) ->
         )
     used = pick(parts, *needed, "weight_zero_point", *static_parts(name, parts, spec), "bias")
 
+    def decode(stored: Tensor, _: int) -> Tensor:
+        return stored.view(torch.uint8) if stored.is_floating_point() else offset_binary(name, stored, spec.bits)
+
+    pieces = Pieces(part="weight", decode=decode)
+
     def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-        return convert_plain(name, spec, tensors)
+        return convert_plain(name, spec, pieces.codes(tensors["weight"], n, k), tensors)
 
-    return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert)
+    return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert, pieces=pieces)
 
 
-def convert_plain(name: str, spec: Spec, tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-    """Return the weight in the clear from the tensors of a layer of one code an element."""
-    weight, scale = tensors["weight"], tensors["weight_scale"]
-    shape = spec.scale_shape(*weight.shape)
+def convert_plain(name: str, spec: Spec, codes: Tensor, tensors: Mapping[str, Tensor]) -> CanonicalWeight:
+    """Return the weight in the clear from the codes [N, K] and tensors of a layer of one code an element."""
+    scale, (n, k) = tensors["weight_scale"], codes.shape
+    shape = spec.scale_shape(n, k)
     scale = scale.view(torch.float8_e8m0fnu) if spec.scale == "e8m0" else scale
     zero_point = tensors.get("weight_zero_point")
     if zero_point is not None and not spec.has_zero_point:
@@ -74,7 +80,7 @@ def convert_plain(name: str, spec: Spec, tensors: Mapping[str, Tensor]) -> Canon
         zero_point = None
     return CanonicalWeight(
         spec=spec,
-        codes=weight.view(torch.uint8) if weight.is_floating_point() else offset_binary(name, weight, spec.bits),
+        codes=codes,
         scale=scale.reshape(shape).contiguous(),
         zero_point=None if zero_point is None else offset_binary(name, zero_point.reshape(shape), spec.bits),
         input_scale=static_input(name, tensors),

@@ -92,15 +92,17 @@ class TensorInfo:
             raise CheckpointMismatch(f"{self.name} is {self}; integers are expected")
         return list(struct.unpack(f"<{self.numel}{INTEGERS[self.dtype]}", self.read_bytes()))
 
-    def read(self) -> torch.Tensor:
-        """Return the tensor, freshly allocated; raises CorruptFile if the file has become shorter."""
-        dtype = self.torch_dtype
-        raw = torch.empty(self.nbytes, dtype=torch.uint8)
-        if self.nbytes:
+    def read(self, rows: tuple[int, int] | None = None) -> torch.Tensor:
+        """Return the tensor, or `rows` (begin, end) of it, freshly allocated; raises CorruptFile if the file has become shorter."""
+        dtype, (begin, end) = self.torch_dtype, rows or (0, self.shape[0] if self.shape else 1)
+        shape = self.shape if rows is None else (end - begin, *self.shape[1:])
+        row_bytes = self.nbytes // max(1, self.shape[0]) if rows else 0
+        raw = torch.empty(row_bytes * (end - begin) if rows else self.nbytes, dtype=torch.uint8)
+        if raw.numel():
             with opened(self.file) as stream:
-                stream.seek(self.start)
+                stream.seek(self.start + row_bytes * begin)
                 _fill(stream, raw.numpy().data, self)
-        return raw.view(dtype).reshape(self.shape)
+        return raw.view(dtype).reshape(shape)
 
 
 def as_path(path: object) -> Path:

@@ -32,6 +32,7 @@ from hybrid_humming.checkpoint.common import (
     scalar,
 )
 from hybrid_humming.checkpoint.config import QuantConfig
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, pick, require
 from hybrid_humming.errors import CheckpointMismatch, MissingTensor, UnknownQuantMethod
 from hybrid_humming.lazy import Tensor, torch
@@ -136,13 +137,18 @@ class FP8(Importer):
             raise CheckpointMismatch(f"{name}: {inputs} is {parts[inputs]}; one static scale is expected")
         static = spec.activation_granularity == "tensor"
 
+        def decode(stored: Tensor, _: int) -> Tensor:
+            raw = stored.view(torch.uint8)
+            return unpack_nibbles(raw, k) if spec.weight == "e2m1" else raw
+
+        pieces = Pieces(part="weight", decode=decode)
+
         def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-            weight, found = tensors["weight"], tensors[scale]
-            codes = weight.view(torch.uint8)
+            found = tensors[scale]
             found = as_e8m0(found) if spec.scale == "e8m0" else found
             return CanonicalWeight(
                 spec=spec,
-                codes=unpack_nibbles(codes, k) if spec.weight == "e2m1" else codes,
+                codes=pieces.codes(tensors["weight"], *lead, n, k),
                 scale=found.reshape(*lead, *spec.scale_shape(n, k)).contiguous(),
                 input_scale=scalar(tensors, inputs) if static and inputs else None,
                 bias=tensors.get("bias"),
@@ -150,7 +156,8 @@ class FP8(Importer):
 
         require(name, parts, ("weight", scale), "FP8")
         used = pick(parts, "weight", scale, *([inputs] if inputs else []), *self.bias_parts)
-        return StoredLayer(name=name, spec=spec, n=n, k=k, experts=lead[0] if lead else 0, parts=used, convert=convert)
+        experts = lead[0] if lead else 0
+        return StoredLayer(name=name, spec=spec, n=n, k=k, experts=experts, parts=used, convert=convert, pieces=pieces)
 
 
 def _block(config: QuantConfig) -> tuple[int, int] | None:

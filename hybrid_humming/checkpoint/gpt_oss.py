@@ -20,6 +20,7 @@ from typing import Any
 from hybrid_humming.checkpoint.bits import unpack_nibbles
 from hybrid_humming.checkpoint.common import as_e8m0, check_bias, model_format
 from hybrid_humming.checkpoint.config import Fields
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.registry import Importer, Parts, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch
 from hybrid_humming.lazy import Tensor, torch
@@ -59,11 +60,17 @@ class GptOss(Importer):
             raise CheckpointMismatch(f"{name}: {n} rows can't be gate and up rows in turn")
         spec = Spec(weight="mxfp4", activation=model_format(self.config))
 
+        def decode(stored: Tensor, _: int) -> Tensor:
+            codes = unpack_nibbles(stored.flatten(-2), k)
+            return gate_first(codes) if interleaved else codes
+
+        pieces = Pieces(part="blocks", decode=decode)
+
         def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-            codes = unpack_nibbles(tensors["blocks"].flatten(-2), k)
+            codes = pieces.codes(tensors["blocks"], experts, n, k)
             scale, bias = tensors["scales"], tensors.get("bias")
             if interleaved:
-                codes, scale = gate_first(codes), gate_first(scale)
+                scale = gate_first(scale)
                 bias = None if bias is None else gate_first(bias)
             return CanonicalWeight(spec=spec, codes=codes, scale=as_e8m0(scale), bias=bias)
 
@@ -75,6 +82,7 @@ class GptOss(Importer):
             experts=experts,
             parts=pick(parts, *PARTS),
             convert=convert,
+            pieces=pieces,
             notes=self.notes() if interleaved else {},
             arrange_bias=gate_first if interleaved else None,
         )

@@ -25,6 +25,7 @@ from hybrid_humming.checkpoint.act_order import group_order, reorder
 from hybrid_humming.checkpoint.bits import stream_words, unpack_stream
 from hybrid_humming.checkpoint.config import Fields, QuantConfig
 from hybrid_humming.checkpoint.files import TensorInfo
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
 from hybrid_humming.checkpoint.rules import dynamic_override
 from hybrid_humming.checkpoint.stacked import refuse_stacked
@@ -98,10 +99,12 @@ class GPTQ(Importer):
             )
         used = pick(parts, "qweight", "scales", "qzeros", "g_idx", *self.bias_parts)
 
-        def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-            return self.convert(name, rule, spec, k, tensors)
+        pieces = Pieces(part="qweight", decode=lambda words, _: unpack_stream(words.T, rule.bits, k), dim=1, unsorted=True)
 
-        return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert)
+        def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
+            return self.convert(name, rule, spec, pieces.codes(tensors["qweight"], n, k), tensors)
+
+        return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert, pieces=pieces)
 
     def rule(self, name: str) -> Rule:
         """Return the settings of module `name`; raises for bits that are not read, or a rule that excludes it."""
@@ -131,16 +134,15 @@ class GPTQ(Importer):
         weight = f"int{rule.bits}" if rule.sym else f"uint{rule.bits}"
         return Spec(weight=weight, group_size=group, scale=scale, zero_point=not rule.sym, activation=activation)
 
-    def convert(self, name: str, rule: Rule, spec: Spec, k: int, tensors: Mapping[str, Tensor]) -> CanonicalWeight:
-        """Return the weight in the clear from its stored tensors."""
-        codes = unpack_stream(tensors["qweight"].T, rule.bits, k)
+    def convert(self, name: str, rule: Rule, spec: Spec, codes: Tensor, tensors: Mapping[str, Tensor]) -> CanonicalWeight:
+        """Return the weight in the clear from its codes [N, K] and stored tensors."""
         scale = tensors["scales"].T.contiguous()
         zero_point = None
         if "qzeros" in tensors:
             zero_point = self.read_zero_points(name, rule, tensors["qzeros"], codes.shape[0])
         order = None
         if "g_idx" in tensors and not _is_placeholder(tensors["g_idx"], rule, scale.shape[1]):
-            order = group_order(name, tensors["g_idx"], spec.group_size or k, scale.shape[1])
+            order = group_order(name, tensors["g_idx"], spec.group_size or codes.shape[1], scale.shape[1])
         weight = CanonicalWeight(
             spec=spec, codes=codes, scale=scale, zero_point=None if rule.sym else zero_point, bias=tensors.get("bias")
         )

@@ -39,6 +39,7 @@ from hybrid_humming.checkpoint.common import (
     signed_codes,
 )
 from hybrid_humming.checkpoint.config import Fields, QuantConfig
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod, did_you_mean
 from hybrid_humming.lazy import Tensor, torch
@@ -186,13 +187,16 @@ class ModelOpt(Importer):
         if "pre_quant_scale" in parts:
             expect(name, parts["pre_quant_scale"], FLOATS, (k,), "one factor a column of x")
 
+        two_rows = algo.packing == "rows" and not lead
+        pieces = Pieces(part="weight", decode=lambda weight, _: _codes(name, weight, algo, k), rows=2 if two_rows else 1)
+
         def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
             scale = tensors["weight_scale"]
             scale = as_e8m0(scale) if spec.scale == "e8m0" else scale
             second, pre = tensors.get("weight_scale_2"), tensors.get("pre_quant_scale")
             return CanonicalWeight(
                 spec=spec,
-                codes=_codes(name, tensors["weight"], algo, k),
+                codes=pieces.codes(tensors["weight"], *lead, n, k),
                 scale=scale.reshape(*lead, *spec.scale_shape(n, k)).contiguous(),
                 secondary_scale=second.float().reshape(*lead, 1) if algo.second == "factor" and second is not None else None,
                 input_scale=scalar(tensors, "input_scale") if algo.static else None,
@@ -201,7 +205,7 @@ class ModelOpt(Importer):
             )
 
         used = pick(parts, "weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", *self.bias_parts)
-        return StoredLayer(name=name, spec=spec, n=n, k=k, experts=experts, parts=used, convert=convert)
+        return StoredLayer(name=name, spec=spec, n=n, k=k, experts=experts, parts=used, convert=convert, pieces=pieces)
 
 
 def _codes(name: str, weight: Tensor, algo: Algorithm, k: int) -> Tensor:

@@ -106,12 +106,17 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
         """Return group -> names of its experts' layers in order: `experts.gate_proj` -> (`experts.0.gate_proj`, ...)."""
         return expert_groups(self.layers)
 
-    def experts(self, group: str) -> CanonicalWeight:
-        """Return the experts of a group, stored one by one, as one weight [E, N, K]; raises MissingTensor for an unknown group."""
+    def expert_names(self, group: str) -> tuple[str, ...]:
+        """Return the names of a group's layers in order; raises MissingTensor for an unknown group."""
         groups = self.expert_groups()
         if group not in groups:
             raise MissingTensor(f"{self.path} has no experts {group!r}; it has {len(groups)} groups.{did_you_mean(group, groups)}")
-        return stack_experts(group, (self[name] for name in groups[group]), len(groups[group]))
+        return groups[group]
+
+    def experts(self, group: str) -> CanonicalWeight:
+        """Return the experts of a group, stored one by one, as one weight [E, N, K]; raises MissingTensor for an unknown group."""
+        names = self.expert_names(group)
+        return stack_experts(group, (self[name] for name in names), len(names))
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return any stored tensor as it is, such as a norm of `rest`."""

@@ -17,6 +17,7 @@ from functools import partial
 from hybrid_humming import __version__
 from hybrid_humming.checkpoint.bits import stream_bytes, unpack_bytes
 from hybrid_humming.checkpoint.config import QuantConfig
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, pick, require
 from hybrid_humming.errors import CheckpointError, CheckpointMismatch, CorruptFile, LayoutError, UnknownQuantMethod
 from hybrid_humming.lazy import Tensor
@@ -63,7 +64,8 @@ class Ours(Importer):
             k=k,
             experts=experts,
             parts=pick(parts, *needed, "input_scale", "pre_quant_scale", "permutation", "bias", PART),
-            convert=partial(_canonical, name, tag),
+            convert=partial(_canonical, name, tag, (*((experts,) if experts else ()), n, k)),
+            pieces=None if tag.layout is not None else _pieces(tag),
             packed=None if tag.layout is None else partial(_packed, tag, tag.layout),
             verify=partial(_verify, name, tag),
             notes=json.loads(tag.notes) if tag.notes else {},
@@ -124,12 +126,17 @@ def _packed(tag: Tag, layout: PackLayout, tensors: Tensors) -> QWeight:
     )
 
 
-def _canonical(name: str, tag: Tag, tensors: Tensors) -> CanonicalWeight:
+def _pieces(tag: Tag) -> Pieces:
+    k, bits = tag.k, tag.spec.bits
+    return Pieces(part="codes", decode=lambda stored, _: stored if k is None else unpack_bytes(stored, bits, k))
+
+
+def _canonical(name: str, tag: Tag, shape: tuple[int, ...], tensors: Tensors) -> CanonicalWeight:
     if tag.layout is not None:
         raise CheckpointError(f"{name} is packed as {tag.layout}; hh.load reads it, hh.load_canonical unpacks it")
     return CanonicalWeight(
         spec=tag.spec,
-        codes=tensors["codes"] if tag.k is None else unpack_bytes(tensors["codes"], tag.spec.bits, tag.k),
+        codes=_pieces(tag).codes(tensors["codes"], *shape),
         scale=tensors["scale"],
         zero_point=tensors.get("zero_point"),
         secondary_scale=tensors.get("secondary_scale"),

@@ -34,6 +34,7 @@ from hybrid_humming.checkpoint.common import (
     signed_codes,
 )
 from hybrid_humming.checkpoint.config import Fields, QuantConfig
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.quark_scheme import Scheme, read_scheme
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
@@ -128,13 +129,16 @@ class Quark(Importer):
         check_bias(name, parts, n)
         static = self._static(name, parts, spec)
 
+        word = layout.per_word[0] if layout.transposed else 1
+        pieces = Pieces(part="weight", decode=lambda w, _: layout.unpack(name, w), dim=int(layout.transposed), rows=word)
+
         def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
             scale = tensors["weight_scale"]
             scale = scale.T if layout.transposed and scale.dim() == 2 else scale
             second = tensors.get("weight_scale_2")
             return CanonicalWeight(
                 spec=spec,
-                codes=layout.unpack(name, tensors["weight"]),
+                codes=pieces.codes(tensors["weight"], n, k),
                 scale=(as_e8m0(scale) if spec.scale == "e8m0" else scale).reshape(shape).contiguous(),
                 zero_point=_zero_point(name, spec, layout, shape, tensors.get("weight_zero_point")),
                 secondary_scale=None if second is None else second.float().reshape(-1),
@@ -144,7 +148,7 @@ class Quark(Importer):
 
         used = pick(parts, "weight", "weight_scale", "weight_scale_2", "weight_zero_point", "input_zero_point", *self.bias_parts)
         used |= pick(parts, "input_scale", "input_scale_2")
-        return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert)
+        return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert, pieces=pieces)
 
     def scheme(self, name: str) -> Scheme:
         """Return the scheme of module `name`."""

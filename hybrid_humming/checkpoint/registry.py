@@ -11,13 +11,14 @@ To add a format: a file in this folder with a subclass of `Importer`, and its li
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar
 
 from hybrid_humming.checkpoint.config import QuantConfig
 from hybrid_humming.checkpoint.files import TensorInfo
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.errors import CheckpointMismatch, MissingTensor, UnknownQuantMethod, did_you_mean
 from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.spec import Spec
@@ -94,6 +95,7 @@ class StoredLayer:
     arrange_bias  reorders a stored bias where `convert` reorders the rows
     packed   part -> tensor in, QWeight out: for files that hold packed bytes, which `convert` does not unpack
     verify   raises CorruptFile where the tensors don't have the hash that was stored with them
+    pieces   how the codes are read some rows at a time; None: `convert` needs them all
     """
 
     name: str
@@ -107,6 +109,7 @@ class StoredLayer:
     arrange_bias: Callable[[Tensor], Tensor] | None = None
     packed: Callable[[Mapping[str, Tensor]], QWeight] | None = None
     verify: Callable[[Mapping[str, Tensor]], None] | None = None
+    pieces: Pieces | None = None
 
     @property
     def stored_bytes(self) -> int:
@@ -135,15 +138,35 @@ class StoredLayer:
         tensors = self._tensors(validate)
         return self.convert(tensors if device is None else {part: tensor.to(device) for part, tensor in tensors.items()})
 
+    def read_frame(self, *, validate: bool = True) -> tuple[CanonicalWeight, Callable[[], Iterator[tuple[int, Tensor]]]]:
+        """Return the weight with its codes on the meta device, and what yields (first row or expert, codes) of each piece.
+
+        Only for layers with `pieces`. Every tensor but the codes is read, and those too where pieces can't be read from the file.
+        """
+        assert self.pieces is not None
+        pieces, info = self.pieces, self.parts[self.pieces.part]
+        tensors = self._tensors(validate, leave=pieces.part if pieces.dim == 0 else None)
+        weight = self.convert({**tensors, pieces.part: torch.empty(info.shape, dtype=info.torch_dtype, device="meta")})
+        order = weight.transform.permutation if pieces.unsorted and weight.transform is not None else None
+
+        def codes() -> Iterator[tuple[int, Tensor]]:
+            for begin, end in pieces.spans(self.shape):
+                part = pieces.read(self.parts, tensors, begin, end)
+                yield begin, part if order is None else part.gather(-1, order.long().expand_as(part))
+
+        return weight, codes
+
     def read_packed(self, *, validate: bool = True) -> QWeight:
         """Read the tensors of a layer that is stored packed (`packed` is set) and return them as they are."""
         assert self.packed is not None
         return self.packed(self._tensors(validate))
 
-    def _tensors(self, validate: bool) -> dict[str, Tensor]:
-        tensors = {part: info.read() for part, info in self.parts.items()}
-        if validate and self.verify is not None:
-            self.verify(tensors)
+    def _tensors(self, validate: bool, leave: str | None = None) -> dict[str, Tensor]:
+        """The stored tensors by part, without `leave` unless a hash has to be made of it."""
+        verify = self.verify if validate else None
+        tensors = {part: info.read() for part, info in self.parts.items() if part != leave or verify is not None}
+        if verify is not None:
+            verify(tensors)
         return tensors
 
 

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 
 from hybrid_humming.checkpoint.experts import stack_experts
 from hybrid_humming.checkpoint.files import TensorInfo
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.registry import Parts, StoredLayer
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod
-from hybrid_humming.lazy import Tensor
+from hybrid_humming.lazy import Tensor, torch
 from hybrid_humming.weight import CanonicalWeight
 
 WEIGHTS = ("weight_packed", "weight", "qweight")
@@ -67,7 +68,15 @@ def describe_stacked(name: str, parts: Parts, describe: Callable[[Parts], Stored
         each = ({part: _cut(name, part, tensor, i) for part, tensor in tensors.items()} for i in range(experts))
         return stack_experts(name, (first.convert(part) for part in each), experts)
 
-    return dataclasses.replace(first, experts=experts, parts=used, convert=convert)
+    pieces = None
+    if first.pieces is not None:
+        one, shape = first.pieces, (first.n, first.k)
+
+        def decode(stored: Tensor, count: int) -> Tensor:
+            return torch.stack([one.codes(stored[i], *shape) for i in range(count)])
+
+        pieces = Pieces(part=one.part, decode=decode, unsorted=one.unsorted)
+    return dataclasses.replace(first, experts=experts, parts=used, convert=convert, pieces=pieces)
 
 
 def _slice(name: str, part: str, info: TensorInfo, experts: int) -> TensorInfo:

@@ -15,6 +15,7 @@ from typing import Any
 
 from hybrid_humming.checkpoint.common import FLOATS, check_bias, check_numel, float_format, matrix, model_format, signed_codes
 from hybrid_humming.checkpoint.config import QuantConfig
+from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod, did_you_mean
 from hybrid_humming.lazy import Tensor, torch
@@ -72,20 +73,24 @@ class TorchAO(Importer):
         check_numel(name, scale, FLOATS, spec.scale_shape(n, k), spec)
         check_bias(name, parts, n)
 
+        def decode(stored: Tensor, _: int) -> Tensor:
+            return stored.view(torch.uint8) if stored.is_floating_point() else signed_codes(name, stored, 8)
+
+        pieces = Pieces(part="qdata", decode=decode)
+
         def convert(tensors: Mapping[str, Tensor]) -> CanonicalWeight:
             zero = tensors.get("zero_point")
             if zero is not None and bool(zero.any()):
                 raise CheckpointMismatch(f"{name}: _weight_zero_point is not all zero; asymmetric {self.kind} is not read")
-            qdata = tensors["qdata"]
             return CanonicalWeight(
                 spec=spec,
-                codes=qdata.view(torch.uint8) if qdata.is_floating_point() else signed_codes(name, qdata, 8),
+                codes=pieces.codes(tensors["qdata"], n, k),
                 scale=tensors["scale"].reshape(spec.scale_shape(n, k)).contiguous(),
                 bias=tensors.get("bias"),
             )
 
         used = pick(parts, "qdata", "scale", "zero_point", *self.bias_parts)
-        return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert)
+        return StoredLayer(name=name, spec=spec, n=n, k=k, parts=used, convert=convert, pieces=pieces)
 
 
 def _quant_type(config: QuantConfig) -> tuple[str, Mapping[str, Any]]:

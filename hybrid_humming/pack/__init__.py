@@ -1,8 +1,13 @@
-"""CanonicalWeight <-> QWeight: one module a layout family, each with `make_layout`, `pack` and `unpack`."""
+"""CanonicalWeight <-> QWeight: one module a layout family, each with `make_layout`, `pack` and `unpack`.
+
+`pack` of a family is `empty`, `write` of all codes, and `pack_beside` for the small tensors; a weight whose codes come in pieces is
+packed by the same three.
+"""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,17 +17,30 @@ from hybrid_humming.errors import LayoutError
 from hybrid_humming.spec import PackLayout, Spec
 from hybrid_humming.weight import CanonicalWeight, Facts, QWeight
 
+Tensor = torch.Tensor
+
 FAMILIES = ("portable", "hopper", "hopper_a8", "ampere", "umma")
 
 
-def pack(weight: CanonicalWeight, layout: PackLayout) -> QWeight:
-    """Return `weight` packed in `layout`; every value is kept. Raises LayoutError when the two don't fit."""
+def pack(weight: CanonicalWeight, layout: PackLayout, pieces: Iterable[tuple[int, Tensor]] | None = None) -> QWeight:
+    """Return `weight` packed in `layout`; every value is kept. Raises LayoutError when the two don't fit.
+
+    pieces  the codes in parts, where those of `weight` lie on the meta device: (first row, codes [n, K]), a multiple of 64 rows
+            each but the last, or (first expert, codes [e, N, K])
+    """
     if (layout.n, layout.k, layout.experts) != (weight.n, weight.k, weight.experts):
         raise LayoutError(
             f"layout {layout} is for {[layout.experts, layout.n, layout.k]}, but the weight is "
             f"{[weight.experts, weight.n, weight.k]} (experts, N, K); choose a layout for this weight"
         )
-    tensors: dict[str, Any] = _module(layout).pack(weight, layout)
+    module = _module(layout)
+    tensors: dict[str, Any]
+    if pieces is None:
+        tensors = module.pack(weight, layout)
+    else:
+        tensors = {"qweight": module.empty(layout, weight.scale.device), **module.pack_beside(weight, layout)}
+        for begin, codes in pieces:
+            module.write(tensors["qweight"], codes, begin, weight.spec, layout)
     return QWeight(
         spec=weight.spec,
         layout=layout,

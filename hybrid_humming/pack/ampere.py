@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 
 from hybrid_humming.pack import hopper
-from hybrid_humming.pack.hopper import pack, shapes, unpack
+from hybrid_humming.pack.hopper import empty, pack, pack_beside, shapes, unpack, write
 from hybrid_humming.spec import PackLayout, Spec
 from hybrid_humming.weight import Facts
 
 VERSION = 1
 
-__all__ = ["VERSION", "make_layout", "pack", "shapes", "unpack"]
+__all__ = ["VERSION", "empty", "make_layout", "pack", "pack_beside", "shapes", "unpack", "write"]
 
 
 def make_layout(spec: Spec, n: int, k: int, experts: int, facts: Facts) -> PackLayout:

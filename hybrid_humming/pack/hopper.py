@@ -24,12 +24,12 @@ import torch
 
 from hybrid_humming.errors import LayoutError, ValueRangeError
 from hybrid_humming.fragment import recipe
-from hybrid_humming.pack.hopper_codes import BLOCK, CHUNK, pack_codes, plane_rows, unpack_codes
+from hybrid_humming.pack.hopper_codes import BLOCK, CHUNK, empty_codes, plane_rows, unpack_codes, write_codes
 from hybrid_humming.pack.hopper_scale import pack_scales, packed_scale_shape, unpack_scales
 from hybrid_humming.spec import PackLayout, Spec
 from hybrid_humming.weight import CanonicalWeight, Facts, QWeight
 
-__all__ = ["make_layout", "pack", "plane_rows", "shapes", "unpack"]
+__all__ = ["empty", "make_layout", "pack", "pack_beside", "plane_rows", "shapes", "unpack", "write"]
 
 VERSION = 1
 FASTER = {("int4", "fp16"): "e0m3", ("int2", "fp16"): "e0m1"}
@@ -62,10 +62,26 @@ def shapes(spec: Spec, layout: PackLayout, block_offset: tuple[int, int]) -> tup
 
 def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
     """Return the packed tensors of `weight`; see the module's head."""
+    out = empty(layout, weight.codes.device)
+    write(out, weight.codes, 0, weight.spec, layout)
+    return {"qweight": out, **pack_beside(weight, layout)}
+
+
+def empty(layout: PackLayout, device: torch.device) -> torch.Tensor:
+    """Return qweight for `write` to fill."""
+    return empty_codes(layout, device)
+
+
+def write(out: torch.Tensor, codes: torch.Tensor, begin: int, spec: Spec, layout: PackLayout) -> None:
+    """Pack codes [n, K] of the rows from `begin` on, a multiple of 64, or [e, N, K] of the experts from there, into qweight."""
+    codes = codes if layout.encoding == spec.weight else _sign_magnitude(codes, spec)
+    write_codes(out, codes, begin, layout, _operand(spec))
+
+
+def pack_beside(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
+    """Return the packed tensors beside qweight; the codes are not looked at."""
     spec = weight.spec
-    codes = weight.codes if layout.encoding == spec.weight else _sign_magnitude(weight.codes, spec)
     return {
-        "qweight": pack_codes(codes, layout, _operand(spec)),
         "scale": pack_scales(weight.scale, spec, layout, weight.block_offset),
         "zero_point": None if weight.zero_point is None else pack_scales(weight.zero_point, spec, layout, weight.block_offset),
         "secondary_scale": weight.secondary_scale,

@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
+from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import LayoutError
 from hybrid_humming.fragment.eight import byte_recipe
-from hybrid_humming.pack.hopper_a8_codes import pack_codes, unpack_codes
+from hybrid_humming.pack.hopper_a8_codes import empty_codes, unpack_codes, write_codes
 from hybrid_humming.pack.hopper_codes import plane_rows
 from hybrid_humming.pack.hopper_scale import pack_scales, packed_scale_shape, unpack_scales
 from hybrid_humming.spec import PackLayout, Spec
@@ -69,11 +70,38 @@ def shapes(spec: Spec, layout: PackLayout, block_offset: tuple[int, int]) -> tup
 
 def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
     """Return the packed tensors of `weight`; see the module's head."""
+    out = empty(layout, weight.codes.device)
+    write(out, weight.codes, 0, weight.spec, layout)
+    return {"qweight": out, **pack_beside(weight, layout)}
+
+
+def empty(layout: PackLayout, device: torch.device) -> Tensor:
+    """Return qweight for `write` to fill."""
+    if parse_format(layout.encoding).bits < 8:
+        return empty_codes(layout, device)
+    lead = (layout.experts,) if layout.experts else ()
+    return torch.empty(*lead, layout.padded_n * layout.padded_k // TILE[1], TILE[1] // 4, dtype=torch.int32, device=device)
+
+
+def write(out: Tensor, codes: Tensor, begin: int, spec: Spec, layout: PackLayout) -> None:
+    """Write codes [n, K] of the rows from `begin` on, a multiple of 64, or [e, N, K] of the experts from there, into qweight."""
+    if spec.bits < 8:
+        write_codes(out, codes, begin, layout, operand_of(spec))
+        return
+    if codes.dim() == 3:
+        out[begin : begin + codes.shape[0]] = pack_bytes(codes, layout)
+        return
+    tile = layout.padded_k // TILE[1] * TILE[0]  # rows of qweight that 64 rows of codes take
+    packed = pack_bytes(codes, layout)
+    out[begin // TILE[0] * tile :][: packed.shape[0]] = packed
+
+
+def pack_beside(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
+    """Return the packed tensors beside qweight; the codes are not looked at."""
     spec = weight.spec
     if spec.bits < 8:
         zero = weight.zero_point
         return {
-            "qweight": pack_codes(weight.codes, layout, operand_of(spec)),
             "scale": pack_scales(weight.scale, spec, layout, weight.block_offset),
             "zero_point": None if zero is None else pack_scales(zero, spec, layout, weight.block_offset),
             "secondary_scale": weight.secondary_scale,
@@ -84,7 +112,6 @@ def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
             "at a whole block: pack it with family='portable'"
         )
     return {
-        "qweight": pack_bytes(weight.codes, layout),
         "scale": weight.scale.transpose(-2, -1).contiguous() if spec.block else pack_scales(weight.scale, spec, layout),
         "zero_point": None,
         "secondary_scale": weight.secondary_scale,
@@ -114,10 +141,10 @@ def unpack(qweight: QWeight) -> CanonicalWeight:
 
 
 def pack_bytes(codes: Tensor, layout: PackLayout) -> Tensor:
-    """[E?, N, K] uint8 codes -> [E?, tiles * 64, 32] int32."""
+    """[E?, N, K] uint8 codes, of all rows or some -> [E?, tiles * 64, 32] int32."""
     if layout.encoding == "int8":
         codes = codes ^ SIGN
-    codes = torch.nn.functional.pad(codes, (0, layout.padded_k - layout.k, 0, layout.padded_n - layout.n))
+    codes = torch.nn.functional.pad(codes, (0, layout.padded_k - layout.k, 0, -codes.shape[-2] % TILE[0]))
     tiled = codes.unflatten(-1, (-1, TILE[1])).unflatten(-3, (-1, TILE[0])).transpose(-3, -2)  # [.., nb, kb, 64, 128]
     return tiled.contiguous().view(torch.int32).flatten(-4, -2)
 

@@ -46,19 +46,25 @@ def moves(encoding: str, operand: str) -> tuple[Move, ...]:
     return tuple(Move(*key, mask=mask) for key, mask in masks.items())
 
 
-def pack_codes(codes: Tensor, layout: PackLayout, operand: str) -> Tensor:
-    """[E?, N, K] uint8 codes -> [E?, rows, 128] int32."""
+def empty_codes(layout: PackLayout, device: torch.device) -> Tensor:
+    """Return [E?, rows, 128] int32 for `write_codes` to fill."""
+    lead = (layout.experts,) if layout.experts else ()
     rows = plane_rows(layout.encoding, layout.padded_n, layout.padded_k)
-    out = torch.empty(*codes.shape[:-2], sum(rows), 128, dtype=torch.int32, device=codes.device)
+    return torch.empty(*lead, sum(rows), 128, dtype=torch.int32, device=device)
+
+
+def write_codes(out: Tensor, codes: Tensor, begin: int, layout: PackLayout, operand: str) -> None:
+    """Write uint8 codes [n, K] of the rows from `begin` on, a multiple of BLOCK, or [e, N, K] of the experts from there."""
     stored = torch.tensor(byte_recipe(layout.encoding, operand).stored, dtype=torch.uint8, device=codes.device)
-    for one, words in zip(_matrices(codes), _matrices(out), strict=True):
-        planes = _planes(words, layout)
-        for begin, end in _chunks(layout, codes.device):
-            part = stored[one[begin * BLOCK : end * BLOCK].int()]
-            padding = (0, layout.padded_k - layout.k, 0, (end - begin) * BLOCK - part.shape[0])
+    targets, first = _matrices(out), begin // BLOCK
+    targets, first = (targets[begin : begin + codes.shape[0]], 0) if codes.dim() == 3 else (targets, first)
+    for one, words in zip(_matrices(codes), targets, strict=True):
+        planes = [plane[first:] for plane in _planes(words, layout)]
+        for start, end in _chunks(-(-one.shape[0] // BLOCK), layout, codes.device):
+            part = stored[one[start * BLOCK : end * BLOCK].int()]
+            padding = (0, layout.padded_k - layout.k, 0, (end - start) * BLOCK - part.shape[0])
             part = torch.nn.functional.pad(part, padding).contiguous()
-            _pack_rows(part, [plane[begin:end] for plane in planes], moves(layout.encoding, operand))
-    return out
+            _pack_rows(part, [plane[start:end] for plane in planes], moves(layout.encoding, operand))
 
 
 def unpack_codes(qweight: Tensor, layout: PackLayout, operand: str) -> Tensor:
@@ -68,7 +74,7 @@ def unpack_codes(qweight: Tensor, layout: PackLayout, operand: str) -> Tensor:
     canonical = torch.tensor(recipe.stored, device=qweight.device).argsort().to(torch.uint8)
     for one, codes in zip(_matrices(qweight.contiguous()), _matrices(out), strict=True):
         planes = _planes(one, layout)
-        for begin, end in _chunks(layout, qweight.device):
+        for begin, end in _chunks(layout.padded_n // BLOCK, layout, qweight.device):
             rows = _unpack_rows([plane[begin:end] for plane in planes], moves(layout.encoding, operand))
             target = codes[begin * BLOCK : end * BLOCK]
             target.copy_(canonical[rows[: target.shape[0], : layout.k].int()])
@@ -108,8 +114,7 @@ def _planes(words: Tensor, layout: PackLayout) -> list[Tensor]:
     return [part.view(nb, kb, 4, 8, 4, p) for part, p in zip(words.split(rows), widths, strict=True)]
 
 
-def _chunks(layout: PackLayout, device: torch.device) -> Iterator[tuple[int, int]]:
-    blocks = layout.padded_n // BLOCK
+def _chunks(blocks: int, layout: PackLayout, device: torch.device) -> Iterator[tuple[int, int]]:
     step = max(1, (CHUNK if device.type == "cpu" else GPU_CHUNK) // (BLOCK * layout.padded_k))
     yield from ((begin, min(begin + step, blocks)) for begin in range(0, blocks, step))
 

@@ -59,19 +59,25 @@ def moves(encoding: str, operand: str) -> tuple[Move, ...]:
     return tuple(Move(*key, mask=_signed(mask * 0x0001000100010001)) for key, mask in masks.items())
 
 
-def pack_codes(codes: Tensor, layout: PackLayout, operand: str) -> Tensor:
-    """[E?, N, K] uint8 codes -> [E?, rows, 128] int32."""
+def empty_codes(layout: PackLayout, device: torch.device) -> Tensor:
+    """Return [E?, rows, 128] int32 for `write_codes` to fill."""
+    lead = (layout.experts,) if layout.experts else ()
     rows = plane_rows(layout.encoding, layout.padded_n, layout.padded_k)
-    out = torch.empty(*codes.shape[:-2], sum(rows), 128, dtype=torch.int32, device=codes.device)
-    for one, words in zip(_matrices(codes), _matrices(out), strict=True):
-        planes = _planes(words, layout)
-        for begin, end in _chunks(layout, codes.device):
-            part = one[begin * BLOCK : end * BLOCK]
-            padding = (0, layout.padded_k - layout.k, 0, (end - begin) * BLOCK - part.shape[0])
+    return torch.empty(*lead, sum(rows), 128, dtype=torch.int32, device=device)
+
+
+def write_codes(out: Tensor, codes: Tensor, begin: int, layout: PackLayout, operand: str) -> None:
+    """Write uint8 codes [n, K] of the rows from `begin` on, a multiple of BLOCK, or [e, N, K] of the experts from there."""
+    targets, first = _matrices(out), begin // BLOCK
+    targets, first = (targets[begin : begin + codes.shape[0]], 0) if codes.dim() == 3 else (targets, first)
+    for one, target in zip(_matrices(codes), targets, strict=True):
+        planes = [plane[first:] for plane in _planes(target, layout)]
+        for start, end in _chunks(-(-one.shape[0] // BLOCK), layout, codes.device):
+            part = one[start * BLOCK : end * BLOCK]
+            padding = (0, layout.padded_k - layout.k, 0, (end - start) * BLOCK - part.shape[0])
             part = torch.nn.functional.pad(part, padding) if any(padding) else part.contiguous()
             part = part.clone() if part.storage_offset() % 8 else part
-            _pack_rows(part, [plane[begin:end] for plane in planes], moves(layout.encoding, operand))
-    return out
+            _pack_rows(part, [plane[start:end] for plane in planes], moves(layout.encoding, operand))
 
 
 def unpack_codes(qweight: Tensor, layout: PackLayout, operand: str) -> Tensor:
@@ -79,7 +85,7 @@ def unpack_codes(qweight: Tensor, layout: PackLayout, operand: str) -> Tensor:
     out = torch.empty(*qweight.shape[:-2], layout.n, layout.k, dtype=torch.uint8, device=qweight.device)
     for one, codes in zip(_matrices(qweight.contiguous()), _matrices(out), strict=True):
         planes = _planes(one, layout)
-        for begin, end in _chunks(layout, qweight.device):
+        for begin, end in _chunks(layout.padded_n // BLOCK, layout, qweight.device):
             rows = _unpack_rows([plane[begin:end] for plane in planes], moves(layout.encoding, operand))
             target = codes[begin * BLOCK : end * BLOCK]
             target.copy_(rows[: target.shape[0], : layout.k])
@@ -138,8 +144,7 @@ def _planes(words: Tensor, layout: PackLayout) -> list[Tensor]:
     return [part.view(nb, kb, *LANES, p) for part, p in zip(words.split(rows), widths, strict=True)]
 
 
-def _chunks(layout: PackLayout, device: torch.device) -> Iterator[tuple[int, int]]:
-    blocks = layout.padded_n // BLOCK
+def _chunks(blocks: int, layout: PackLayout, device: torch.device) -> Iterator[tuple[int, int]]:
     step = max(1, (CHUNK if device.type == "cpu" else GPU_CHUNK) // (BLOCK * layout.padded_k))
     yield from ((begin, min(begin + step, blocks)) for begin in range(0, blocks, step))
 

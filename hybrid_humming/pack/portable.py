@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from hybrid_humming.dtypes import parse_format
 from hybrid_humming.spec import PackLayout, Spec
 from hybrid_humming.weight import CanonicalWeight, Facts, QWeight, scale_shape
 
@@ -62,15 +63,31 @@ def shapes(spec: Spec, layout: PackLayout, block_offset: tuple[int, int]) -> tup
 
 def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
     """Return the packed tensors of `weight`; see the module's head."""
-    codes, bits = weight.codes, weight.spec.bits
-    rows = plane_rows(bits, weight.k)
-    words = torch.empty(*codes.shape[:-2], sum(rows), weight.n, dtype=torch.int32, device=codes.device)
-    for one, out in zip(_matrices(codes), _matrices(words), strict=True):
-        planes = out.split(rows)
-        for begin, end in _chunks(weight.n, weight.k, codes.device):
-            _pack_rows(one[begin:end], [plane[:, begin:end] for plane in planes], bits)
+    out = empty(layout, weight.codes.device)
+    write(out, weight.codes, 0, weight.spec, layout)
+    return {"qweight": out, **pack_beside(weight, layout)}
+
+
+def empty(layout: PackLayout, device: torch.device) -> torch.Tensor:
+    """Return qweight for `write` to fill."""
+    lead = (layout.experts,) if layout.experts else ()
+    rows = sum(plane_rows(parse_format(layout.encoding).bits, layout.k))
+    return torch.empty(*lead, rows, layout.n, dtype=torch.int32, device=device)
+
+
+def write(out: torch.Tensor, codes: torch.Tensor, begin: int, spec: Spec, layout: PackLayout) -> None:
+    """Pack codes [n, K] of the rows from `begin` on, or [e, N, K] of the experts from there, into qweight."""
+    rows, targets = plane_rows(spec.bits, layout.k), _matrices(out)
+    targets, first = (targets[begin : begin + codes.shape[0]], 0) if codes.dim() == 3 else (targets, begin)
+    for one, words in zip(_matrices(codes), targets, strict=True):
+        planes = words.split(rows)
+        for start, end in _chunks(one.shape[0], layout.k, codes.device):
+            _pack_rows(one[start:end], [plane[:, first + start : first + end] for plane in planes], spec.bits)
+
+
+def pack_beside(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
+    """Return the packed tensors beside qweight; the codes are not looked at."""
     return {
-        "qweight": words,
         "scale": _flip(weight.scale),
         "zero_point": None if weight.zero_point is None else _flip(weight.zero_point),
         "secondary_scale": weight.secondary_scale,

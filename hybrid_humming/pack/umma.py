@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from hybrid_humming.dtypes import parse_format
 from hybrid_humming.errors import LayoutError, ValueRangeError
 from hybrid_humming.kinds import encoding_of, scale_block, umma_kind
 from hybrid_humming.spec import PackLayout, Spec
@@ -49,12 +50,29 @@ def shapes(spec: Spec, layout: PackLayout, block_offset: tuple[int, int]) -> tup
 
 def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
     """Return the packed tensors of `weight`; see the module's head."""
-    spec, codes = weight.spec, weight.codes
-    if layout.encoding != spec.weight:
-        codes = _sign_magnitude(codes, spec)
-    block = scale_block(umma_kind(spec, layout.encoding)[0])
+    out = empty(layout, weight.codes.device)
+    write(out, weight.codes, 0, weight.spec, layout)
+    return {"qweight": out, **pack_beside(weight, layout)}
+
+
+def empty(layout: PackLayout, device: torch.device) -> Tensor:
+    """Return qweight for `write` to fill."""
+    lead = (layout.experts,) if layout.experts else ()
+    words = layout.padded_k * parse_format(layout.encoding).bits // 32
+    return torch.empty(*lead, layout.n, words, dtype=torch.int32, device=device)
+
+
+def write(out: Tensor, codes: Tensor, begin: int, spec: Spec, layout: PackLayout) -> None:
+    """Pack codes [n, K] of the rows from `begin` on, or [e, N, K] of the experts from there, into qweight."""
+    stored = codes if layout.encoding == spec.weight else _sign_magnitude(codes, spec)
+    padded = torch.nn.functional.pad(stored, (0, layout.padded_k - layout.k))
+    out[begin : begin + codes.shape[0]] = pack_codes(padded, spec.bits)
+
+
+def pack_beside(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
+    """Return the packed tensors beside qweight; the codes are not looked at."""
+    block = scale_block(umma_kind(weight.spec, layout.encoding)[0])
     return {
-        "qweight": pack_codes(torch.nn.functional.pad(codes, (0, layout.padded_k - layout.k)), spec.bits),
         "scale": tile_scales(weight.scale, layout.padded_k // block) if block else weight.scale,
         "zero_point": None,
         "secondary_scale": weight.secondary_scale,

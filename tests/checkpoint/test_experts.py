@@ -47,6 +47,8 @@ def test_experts_become_one_weight(tmp_path, folder, name):
     qweight, spec = hh.load(path).experts(group)
     assert qweight.shape == (11, weight.n, weight.k) and spec == weight.spec
     assert torch.equal(hh.dequantize(qweight), dequantize(weight))
+    at_once = hh.pack_weight(weight, device="cpu")
+    assert qweight.layout == at_once.layout and torch.equal(qweight.qweight, at_once.qweight)
 
 
 def test_missing_experts_are_listed(tmp_path):

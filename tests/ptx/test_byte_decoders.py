@@ -11,7 +11,7 @@ from hybrid_humming.dtypes import format_names, parse_format
 from hybrid_humming.errors import FormatError
 from hybrid_humming.fragment import PLANES
 from hybrid_humming.fragment.eight import byte_recipe, places
-from hybrid_humming.pack.hopper_a8_codes import pack_codes
+from hybrid_humming.pack.hopper_a8_codes import empty_codes, write_codes
 from hybrid_humming.spec import PackLayout
 from hybrid_humming.triton_kernels.hopper.a8.decoder import byte_decoder
 from tests.ptx.evaluator import run
@@ -87,7 +87,8 @@ def test_a_block_lies_where_the_lanes_of_the_product_read_it(name, operand):
     fmt, n, k = parse_format(name), 128, 192
     codes = torch.randint(0, 2**fmt.bits, (n, k), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     layout = PackLayout(family="hopper_a8", encoding=name, n=n, k=k, padded_n=n, padded_k=k)
-    packed = pack_codes(codes, layout, operand)
+    packed = empty_codes(layout, codes.device)
+    write_codes(packed, codes, 0, layout, operand)
     made, at, words = byte_decoder(name, operand), 0, []
     for p in PLANES[fmt.bits]:
         rows = n // 64 * (k // 64) * p
