@@ -34,6 +34,12 @@ VARIABLES = (
         "between processes, to copy to other machines and to delete (`hybrid-humming cache`).",
     ),
     Variable(
+        name="HYBRID_HUMMING_DEVICES",
+        values="a JSON file",
+        default="none",
+        effect="Devices to plan for that `devices.json` lacks, or other numbers for those that it has: [devices](devices.md).",
+    ),
+    Variable(
         name="HYBRID_HUMMING_HIDDEN_FORMATS",
         values="`0`, `1`",
         default="`1`",
@@ -73,6 +79,12 @@ def triton_cache_dir() -> Path | None:
     """The folder that the user gave Triton for its compiled kernels, which then holds ours too; None if none was given."""
     given = os.environ.get("TRITON_CACHE_DIR")
     return Path(given) if given else None
+
+
+def devices_file() -> Path | None:
+    """The user's own table of devices."""
+    given = os.environ.get("HYBRID_HUMMING_DEVICES")
+    return Path(given).expanduser() if given else None
 
 
 def hidden_formats() -> bool:

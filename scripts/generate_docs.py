@@ -68,16 +68,34 @@ def shorthand_table() -> str:
     return table(["name", "means"], rows)
 
 
+def sm_number(label: str) -> int:
+    """The number of a column's label; those of other vendors' devices come last."""
+    return int(label[3:]) if label.startswith("sm_") else 1000
+
+
+def device_table() -> str:
+    """Every device with its numbers and where they are from."""
+    rows = []
+    for name, fields in json.loads((ROOT / "hybrid_humming" / "devices.json").read_text())["devices"].items():
+        info = DeviceInfo.named(name)
+        rates = ", ".join(f"{fmt} {rate:g}" for fmt, rate in sorted(info.tera_ops, key=lambda one: (one[1], one[0])))
+        size = f"{info.shared_per_block_bytes / 1024:g}" if info.shared_per_block_bytes else ""
+        rows.append(
+            [f"`{name}`", str(info.sm), str(info.sm_count), f"{info.dram_gbps:g}", size, rates, "; ".join(fields["sources"])]
+        )
+    return table(["device", "SM", "SMs", "GB/s", "shared KiB a block", "10¹² op/s by operand", "sources"], rows)
+
+
 def multiplies_table() -> str:
     """What each GPU multiplies in place of an activation format, one column for GPUs that agree."""
     devices = [DeviceInfo.named(name) for name in device_names() if name != "cpu"]
     columns: dict[tuple[str, ...], list[str]] = {}
     for i, device in enumerate(devices):
         column = tuple(formats[i] for _, formats in fallback_table(devices))
-        columns.setdefault(column, []).append(f"sm_{device.sm}")
+        columns.setdefault(column, []).append(f"`{device.name}`" if device.families else f"sm_{device.sm}")
     activations = [activation for activation, _ in fallback_table(devices)]
-    order = sorted(columns.items(), key=lambda item: min(int(sm[3:]) for sm in item[1]))
-    head = ["activation", *(", ".join(sorted(set(sms), key=lambda s: int(s[3:]))) for _, sms in order)]
+    order = sorted(columns.items(), key=lambda item: min(map(sm_number, item[1])))
+    head = ["activation", *(", ".join(sorted(set(sms), key=sm_number)) for _, sms in order)]
     rows = [[f"`{activation}`", *(column[i] for column, _ in order)] for i, activation in enumerate(activations)]
     return table(head, rows)
 
@@ -189,6 +207,7 @@ PARTS = {
     "variants_experts": variants_experts,
     "measured": measured_table,
     "support": support_table,
+    "devices": device_table,
     "env": env.table,
     "errors": error_table,
     "formats": format_table,

@@ -42,7 +42,7 @@ def choose_layout(
     for entry in layouts():
         if family is not None and entry.family != family:
             continue
-        reason = entry.reject(spec, n, k, device)
+        reason = _not_for(entry.family, device) or entry.reject(spec, n, k, device)
         if experts and not entry.experts:
             reason = f"holds dense weights, this one has {experts} experts"
         elif inside_block and not entry.inside_blocks:
@@ -156,9 +156,16 @@ def _reject(entry: KernelEntry, problem: Problem, layout: PackLayout, device: De
         return f"runs on {entry.device}, not on {device.kind}"
     if entry.family not in ("*", layout.family):
         held = next((other for other in layouts() if other.family == entry.family), None)
-        why = held.reject(problem.spec, problem.n, problem.k, device) if held is not None else None
+        why = _not_for(entry.family, device)
+        why = why or (held.reject(problem.spec, problem.n, problem.k, device) if held is not None else None)
         return f"reads weights in the {entry.family} layout, not in {layout.family}" + (f" ({entry.family}: {why})" if why else "")
-    return entry.reject(problem, layout, device)
+    return _not_for(entry.family, device) or entry.reject(problem, layout, device)
+
+
+def _not_for(family: str, device: DeviceInfo) -> str | None:
+    if not device.families or family in ("*", *device.families):
+        return None
+    return f"{device.name} may use the families {', '.join(device.families)} only, by its entry in the table of devices"
 
 
 def _prefer(

@@ -83,7 +83,7 @@ def line_of(weight: str, activation: str) -> str:
 @functools.cache
 def gpus() -> dict[int, str]:
     """One named GPU of each SM, the largest."""
-    infos = [info for info in map(DeviceInfo.named, device_names()) if info.kind == "cuda"]
+    infos = [info for info in map(DeviceInfo.named, device_names()) if info.kind == "cuda" and not info.families]
     infos.sort(key=lambda info: (info.sm, info.sm_count, info.dram_gbps, info.name))
     return {info.sm: info.name for info in infos}
 

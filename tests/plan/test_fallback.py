@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hybrid_humming.device import DeviceInfo, device_names
+from hybrid_humming.device import SMS, DeviceInfo, device_names
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.plan import fallback_table, operand_format
 from hybrid_humming.plan.fallback import SUBSTITUTES, fallback_reason
@@ -21,6 +21,39 @@ def test_every_activation_format_has_a_row():
 ])  # fmt: skip
 def test_known_substitutes(activation, device, operand):
     assert operand_format(activation, DeviceInfo.named(device)) == operand
+
+
+# SM -> the format that multiplies, in the order of ACTIVATION_FORMATS.
+ANSWERS = {
+    75: "fp16 fp32 fp16 fp16 fp16 fp16 fp16 fp16 int8 int8 int4",
+    80: "fp16 bf16 bf16 bf16 bf16 bf16 bf16 bf16 int8 int8 int4",
+    86: "fp16 bf16 bf16 bf16 bf16 bf16 bf16 bf16 int8 int8 int4",
+    87: "fp16 bf16 bf16 bf16 bf16 bf16 bf16 bf16 int8 int8 int4",
+    89: "fp16 bf16 e4m3 e5m2 bf16 e4m3 e4m3 e4m3 int8 int8 int4",
+    90: "fp16 bf16 e4m3 e5m2 bf16 e4m3 e4m3 e4m3 int8 int8 int8",
+    100: "fp16 bf16 e4m3 e5m2 e3m4 e2m3 e3m2 e2m1 e0m3 int8 int8",
+    103: "fp16 bf16 e4m3 e5m2 e3m4 e2m3 e3m2 e2m1 e0m3 int8 int8",
+    107: "fp16 bf16 e4m3 e5m2 bf16 e2m3 e3m2 e2m1 int8 int8 int8",
+    110: "fp16 bf16 e4m3 e5m2 bf16 e2m3 e3m2 e2m1 int8 int8 int8",
+    120: "fp16 bf16 e4m3 e5m2 e3m4 e2m3 e3m2 e2m1 e0m3 int8 int8",
+    121: "fp16 bf16 e4m3 e5m2 e3m4 e2m3 e3m2 e2m1 e0m3 int8 int8",
+}  # fmt: skip
+CELLS = [(sm, fmt, answer) for sm, row in ANSWERS.items() for fmt, answer in zip(ACTIVATION_FORMATS, row.split(), strict=True)]
+VENDOR = [DeviceInfo.named(name) for name in device_names() if DeviceInfo.named(name).kind == "cuda"]
+
+
+@pytest.mark.parametrize(("sm", "activation", "answer"), CELLS)
+def test_every_cell_of_sm_and_activation_has_one_answer(sm, activation, answer):
+    devices = [device for device in VENDOR if device.sm == sm and not device.families]
+    assert devices and {operand_format(activation, device) for device in devices} == {answer}
+    for device in devices:
+        reason = fallback_reason(activation, answer, device)
+        assert bool(reason) == (answer != activation)
+        assert not reason or (f"as {answer}" in reason and f"sm_{sm}" in reason)
+
+
+def test_every_sm_has_a_row():
+    assert {device.sm for device in VENDOR} == set(ANSWERS) == set(SMS)
 
 
 def representable(value: float, fmt: str) -> bool:
