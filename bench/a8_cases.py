@@ -17,7 +17,7 @@ FP8, BLOCK, INT8 = "e4m3 channel x e4m3 token", "e4m3 b128x128 x e4m3 g128", "in
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel, problem and tile. scales: "rows" | "columns", how x's scales lie in memory."""
+    """One kernel, problem and tile. scales: "rows" | "columns", how x's scales lie in memory; folded: MXFP4's exponents are."""
 
     spec: str
     n: int
@@ -29,10 +29,15 @@ class Case:
     out_dtype: str | None = None
     fast: bool = False
     scales: str = "columns"
+    folded: bool = False
 
     def label(self) -> str:
         tile = " ".join(f"{k.replace('block_', 'b').replace('num_', '')}={v}" for k, v in self.tile.items())
-        more = (" fast" if self.fast else "") + (f" -> {self.out_dtype}" if self.out_dtype else "")
+        more = (
+            (" fast" if self.fast else "")
+            + (" folded" if self.folded else "")
+            + (f" -> {self.out_dtype}" if self.out_dtype else "")
+        )
         return f"{self.spec}{more} [{self.m},{self.n},{self.k}] {self.kernel} {tile}"
 
 
@@ -107,6 +112,11 @@ def kernel_of(spec: str) -> str:
     return "w8a8" if Spec.parse(spec).bits == 8 else "w4a8"
 
 
+def ways(spec: str) -> tuple[tuple[bool, bool], ...]:
+    """(fast accumulation, folded exponents) that a spec is run with."""
+    return ((False, False), (True, False)) if spec == FP8 else ((False, True), (False, False)) if spec == MX else ((False, False),)
+
+
 def check_cases(formats: bool, specs: tuple[str, ...]) -> Iterator[Case]:
     """Ragged rows, columns and K; tiles shared by many CTAs; several tiles a CTA; N that TMA can't store."""
     shapes = ((1, 328, 1920), (5, 200, 1920), (33, 1000, 640), (300, 2304, 4096), (129, 20000, 1024), (70, 330, 208))
@@ -116,8 +126,10 @@ def check_cases(formats: bool, specs: tuple[str, ...]) -> Iterator[Case]:
             for m, n, k in shapes:
                 if k % 128 and any(mark in spec for mark in (" g", " b", "mx", "nv")):
                     continue
-                for fast in (False, True) if spec == FP8 and n == 2304 else (False,):
-                    case = Case(spec, n, k, m, kernel, one, fast=fast, scales="rows" if m % 2 else "columns")
+                for fast, folded in ways(spec):
+                    if fast and n != 2304:
+                        continue
+                    case = Case(spec, n, k, m, kernel, one, fast=fast, scales="rows" if m % 2 else "columns", folded=folded)
                     if allowed(case):
                         yield case
         for m, one in ((40, tile(64, 64, 6, 2)), (140, tile(128, 128, 4, 1, False))):
@@ -142,8 +154,8 @@ def time_cases(spec: str, shape: tuple[int, int], rows: tuple[int, ...] = ROWS) 
     (n, k), kernel = shape, kernel_of(spec)
     for m in rows:
         for one in (TILES if kernel == "w8a8" else DECODED_TILES)[m]:
-            for fast in (False, True) if spec == FP8 else (False,):
-                case = Case(spec, n, k, m, kernel, one, fast=fast)
+            for fast, folded in ways(spec):
+                case = Case(spec, n, k, m, kernel, one, fast=fast, folded=folded)
                 while case.tile["num_stages"] > 2 and not allowed(case):
                     case = dataclasses.replace(case, tile=case.tile | {"num_stages": case.tile["num_stages"] - 1})
                 if allowed(case):
@@ -178,7 +190,7 @@ def problem_of(case: Case) -> tuple[Any, Any, Any]:
     spec = Spec.parse(case.spec)
     if case.out_dtype:
         spec = spec.replace(out_dtype=case.out_dtype)
-    layout = make_layout(entry_of(case).family, spec, case.n, case.k, facts=Facts())
+    layout = make_layout(entry_of(case).family, spec, case.n, case.k, facts=Facts(row_exponent_span=0 if case.folded else None))
     problem = Problem(spec=spec, m=case.m, n=case.n, k=case.k, bias=case.bias, fast_accumulation=case.fast)
     return problem, layout, Plan(kernel=f"gluon.gemm_{case.kernel}", tile=Tile(**case.tile), multiplies=spec.activation)
 
@@ -219,7 +231,7 @@ def args_of(case: Case, qweight: Any, x: Any, out: Any, bias: Any = None) -> tup
 
 def compiled_alike(case: Case) -> tuple[Any, ...]:
     """What two cases share that run the same compiled kernel."""
-    return case.spec, case.n % 16, case.bias, case.out_dtype, case.fast, str(case.tile)
+    return case.spec, case.n % 16, case.bias, case.out_dtype, case.fast, case.folded, str(case.tile)
 
 
 def precompile(case: Case) -> str:

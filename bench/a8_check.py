@@ -229,18 +229,19 @@ def time_spec(spec: str, shape: tuple[int, int], rows: tuple[int, ...], budget: 
 
     began, backend, (n, k) = time.perf_counter(), CudaBackend(), shape
     every = list(time_cases(spec, shape, rows))
-    problem, layout, _ = problem_of(every[0])
+    problem = problem_of(every[0])[0]
     float_weight = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
     weight = reference.quantize(float_weight.float(), problem.spec)
-    packed = pack(weight, layout)
-    copies = [
-        dataclasses.replace(packed, qweight=packed.qweight.clone(), scale=packed.scale.clone())
-        for _ in range(copies_for(packed.nbytes))
-    ]
+    layouts = {c.folded: problem_of(c)[1] for c in every}
+    packed = {folded: pack(weight, layout) for folded, layout in layouts.items()}
+    copies = {
+        folded: [dataclasses.replace(p, qweight=p.qweight.clone(), scale=p.scale.clone()) for _ in range(copies_for(p.nbytes))]
+        for folded, p in packed.items()
+    }
     codes = []
     if spec in (FP8, INT8):
         plain = (weight.codes ^ 128).view(torch.int8) if spec == INT8 else weight.codes.view(torch.float8_e4m3fn)
-        codes = [plain.clone() for _ in copies]
+        codes = [plain.clone() for _ in copies[False]]
     peers = peers_of(problem.spec, float_weight, rows, names)
     decoded = reference.dequantize(weight, torch.float32)
     for m in rows:
@@ -265,7 +266,7 @@ def time_spec(spec: str, shape: tuple[int, int], rows: tuple[int, ...], budget: 
         for case in (c for c in every if c.m == m):
             try:
                 calls = []
-                for copy in copies[few]:
+                for copy in copies[case.folded][few]:
                     args, plan = args_of(case, copy, x, out)
                     calls.append(functools.partial(launcher(case), args, plan))
                 out.fill_(float("nan"))
@@ -376,7 +377,8 @@ def table() -> None:
             best = min(like[r["fast"]], default=float("nan"))
             flag = "" if r["err"] < 4e-3 else f"  WRONG err {r['err']:.1e}"
             tail = r["case"].split("] ")[1]
-            print(f"   {r['us']:7.1f} us  {best / r['us']:.2f}x {'fast ' if r['fast'] else ''} {tail}{flag}")
+            how = "fast" if r["fast"] else "folded" if " folded" in r["case"] else ""
+            print(f"   {r['us']:7.1f} us  {best / r['us']:.2f}x {how:6} {tail}{flag}")
 
 
 def specs_of(text: str) -> tuple[str, ...]:

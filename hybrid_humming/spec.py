@@ -257,7 +257,7 @@ class Problem:
 
 _LAYOUT = re.compile(
     r"(?P<family>[a-z][a-z0-9_]*)\.v(?P<version>\d+):(?P<encoding>[a-z0-9]+):(?P<n>\d+)x(?P<k>\d+)"
-    r":(?P<padded_n>\d+)x(?P<padded_k>\d+)(?::e(?P<experts>\d+))?$"
+    r":(?P<padded_n>\d+)x(?P<padded_k>\d+)(?::e(?P<experts>\d+))?(?P<folded>:folded)?$"
 )
 
 
@@ -269,6 +269,7 @@ class PackLayout:
                  codes have the same values and decode faster (int4 without its lowest code stored as e0m3)
     n, k         logical sizes;  padded_n, padded_k: sizes in memory
     experts      0 for a dense weight
+    folded       exponents of groups are stored less the row's least, for a kernel that folds them into its operands
     """
 
     family: str
@@ -279,6 +280,7 @@ class PackLayout:
     padded_k: int
     version: int = 1
     experts: int = 0
+    folded: bool = False
 
     def __post_init__(self) -> None:
         if self.padded_n < self.n or self.padded_k < self.k:
@@ -287,7 +289,7 @@ class PackLayout:
             )
 
     def __str__(self) -> str:
-        tail = f":e{self.experts}" if self.experts else ""
+        tail = (f":e{self.experts}" if self.experts else "") + (":folded" if self.folded else "")
         return f"{self.family}.v{self.version}:{self.encoding}:{self.n}x{self.k}:{self.padded_n}x{self.padded_k}{tail}"
 
     @classmethod
@@ -295,12 +297,12 @@ class PackLayout:
         """Return the layout that `str(layout)` printed; raises LayoutError."""
         match = _LAYOUT.match(str(text))
         if match is None:
-            raise LayoutError(f"can't read layout {text!r}; expected family.vV:format:NxK:PADNxPADK[:eE]")
+            raise LayoutError(f"can't read layout {text!r}; expected family.vV:format:NxK:PADNxPADK[:eE][:folded]")
         fields: dict[str, Any] = {k: v for k, v in match.groupdict().items() if v is not None}
         for name in ("version", "n", "k", "padded_n", "padded_k", "experts"):
             if name in fields:
                 fields[name] = int(fields[name])
-        return cls(**fields)
+        return cls(**fields | {"folded": "folded" in fields})
 
 
 # ---- construction ----

@@ -211,11 +211,14 @@ class Facts:
 
     lowest_code_unused  no symmetric integer code is the lowest (-8 of int4)
     scale_exponent_min, scale_exponent_max  range of floor(log2(scale)) over the nonzero scales; None if all are zero
+    row_exponent_span  largest minus smallest e8m0 exponent of the groups of a row that hold anything but zeros, the widest row's;
+                       None for other scales, and where one of them is NaN
     """
 
     lowest_code_unused: bool = False
     scale_exponent_min: int | None = None
     scale_exponent_max: int | None = None
+    row_exponent_span: int | None = None
 
 
 def check_codes(codes: Tensor, spec: Spec) -> None:
@@ -230,10 +233,36 @@ def scan(weight: CanonicalWeight) -> Facts:
     lowest = weight.spec.weight_format.kind == "int" and weight.codes.numel() > 0
     lowest = lowest and not weight.codes.is_meta and int(weight.codes.min()) > 0
     low, high = _scale_range(weight)
+    span = row_exponent_span(weight)
     if not high:
-        return Facts(lowest_code_unused=lowest)
+        return Facts(lowest_code_unused=lowest, row_exponent_span=span)
     smallest, largest = (math.frexp(value)[1] - 1 for value in (low, high))
-    return Facts(lowest_code_unused=lowest, scale_exponent_min=smallest, scale_exponent_max=largest)
+    return Facts(lowest_code_unused=lowest, scale_exponent_min=smallest, scale_exponent_max=largest, row_exponent_span=span)
+
+
+def used_exponents(weight: CanonicalWeight) -> tuple[Tensor, Tensor]:
+    """Return ([.., N, K/G] e8m0 codes, whether the group holds anything but zeros) of a weight in e2m1 with groups along K.
+
+    Codes on the meta device may be anything.
+    """
+    codes = weight.scale.view(torch.uint8)
+    if weight.codes.is_meta:
+        return codes, torch.ones_like(codes, dtype=torch.bool)
+    groups = (weight.codes & 7).unflatten(-1, (codes.shape[-1], -1))
+    return codes, groups.amax(-1) != 0
+
+
+def row_exponent_span(weight: CanonicalWeight) -> int | None:
+    """Return the fact of that name; only of e2m1 weights, where a kernel can make use of it."""
+    spec = weight.spec
+    if spec.weight != "e2m1" or spec.granularity != "group" or spec.scale != "e8m0" or not weight.codes.numel():
+        return None
+    codes, used = used_exponents(weight)
+    if bool((used & (codes == 255)).any()):
+        return None
+    low = torch.where(used, codes.int(), 255).amin(-1)
+    high = torch.where(used, codes.int(), 0).amax(-1)
+    return max(0, int((high - low).max()))
 
 
 def _scale_range(weight: CanonicalWeight) -> tuple[float, float]:

@@ -12,6 +12,10 @@ four bytes, and one `kind` of finish makes the operand of them:
     sign    byte = x + 0x81 * (x & 1): x = 2 m + s is m, or -(m + 1) where s is set, in twice the unit of e4m3's linear range
     zero    x - z for each byte, z the row's zero point
 
+MXFP4 has a fourth way, `folded`: its group's exponent goes into the operand, so that a sum needs no scale along K. A word holds
+the eight codes of one (p, r), selectors of a byte table that is made for each group: 0 and |value| * 2**(d - 5) in e4m3, exact for
+d = 0 .. 11 above the least exponent of the row. Magnitudes lie in nibbles 4 h + e, signs where they are wanted (FOLDED_SIGN).
+
 What is stored is not the canonical code but what the finish wants (`stored`); `unit` is the power of two that a decoded operand is
 still to be multiplied by. e4m3's bytes 0x00 .. 0x10 are linear: k is k * 2**-9.
 """
@@ -29,6 +33,9 @@ from hybrid_humming.fragment import PLANES
 REGISTERS = 8
 OPERANDS = ("e4m3", "int8")
 E4M3_BIAS, E4M3_MANTISSA = 7, 3
+FOLDED_SPAN = 11  # the largest d
+FOLDED_UNIT = 2.0**5
+FOLDED_SIGN = (4, 0)  # shift of a code's sign, bit 3 of its byte, for h = 0 and 1
 LINEAR = 2.0**9  # over the unit of e4m3's linear range
 
 

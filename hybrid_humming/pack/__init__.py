@@ -63,7 +63,7 @@ def check(qweight: QWeight) -> QWeight:
     A kernel reads by the layout alone, so a tensor of another shape would be read past its end.
     """
     spec, layout = qweight.spec, qweight.layout
-    facts = Facts(lowest_code_unused=layout.encoding != spec.weight)
+    facts = Facts(lowest_code_unused=layout.encoding != spec.weight, row_exponent_span=0 if layout.folded else None)
     made = make_layout(layout.family, spec, layout.n, layout.k, experts=layout.experts, facts=facts)
     if made != layout:
         raise LayoutError(f"the layout {layout} is none that a weight of '{spec}' is packed in; {made} would be")

@@ -9,7 +9,12 @@ fragments, each lane's bits where a few instructions make four e4m3 or int8 oper
                      [padded_n / 64, padded_k / 64, warp 4, lane 32, p] (hybrid_humming/fragment/eight.py, hopper_a8_codes.py)
     scale, zero_point  channel [1, padded_n], tensor [1, 1], group [ceil(K / 128), padded_n * 128 / G]  as hopper_scale.py
                      block of 8-bit weights [ceil(K / 128), ceil(N / rows of a block)]  the canonical one, transposed
+                     folded [ceil(K / 128) + 1, padded_n * 4], e8m0: exponents of groups less the row's least, modulo 256, and
+                     in the first padded_n places of the last row those least ones
     secondary_scale  as canonical
+
+MXFP4 is folded where the exponents of each row, of groups that hold anything but zeros, lie within 12 binades: the kernel's
+operands are then exact with the group's exponent in them (Facts.row_exponent_span). A group of zeros may have any exponent: 0 is 0.
 
 8-bit floats are stored as they are; int8, whose codes are offset binary, as two's complement. N is padded to a multiple of 64, K of
 8-bit weights to 128 and of others to 64, with zero bytes or the stored code 0; kernels mask what lies past N, and x is 0 past K.
@@ -22,13 +27,13 @@ from typing import Any
 import torch
 
 from hybrid_humming.dtypes import parse_format
-from hybrid_humming.errors import LayoutError
-from hybrid_humming.fragment.eight import byte_recipe
+from hybrid_humming.errors import LayoutError, ValueRangeError
+from hybrid_humming.fragment.eight import FOLDED_SPAN, byte_recipe
 from hybrid_humming.pack.hopper_a8_codes import empty_codes, unpack_codes, write_codes
 from hybrid_humming.pack.hopper_codes import plane_rows
 from hybrid_humming.pack.hopper_scale import pack_scales, packed_scale_shape, unpack_scales
 from hybrid_humming.spec import PackLayout, Spec
-from hybrid_humming.weight import CanonicalWeight, Facts, QWeight, scale_shape
+from hybrid_humming.weight import CanonicalWeight, Facts, QWeight, row_exponent_span, scale_shape, used_exponents
 
 VERSION = 1
 TILE = (64, 128)
@@ -46,9 +51,19 @@ def make_layout(spec: Spec, n: int, k: int, experts: int, facts: Facts) -> PackL
         raise LayoutError(f"'{spec}': 8-bit weights of the hopper_a8 layout are {', '.join(WHOLE)}; pack it with family='portable'")
     if spec.bits < 8:
         byte_recipe(spec.weight, operand_of(spec))
+    folded = spec.weight == "e2m1" and facts.row_exponent_span is not None and facts.row_exponent_span <= FOLDED_SPAN
+    folded = folded and (spec.group_size, spec.scale, spec.secondary) == (32, "e8m0", None)
     padded_n, padded_k = (-(-size // step) * step for size, step in ((n, TILE[0]), (k, TILE[1] if spec.bits == 8 else 64)))
     return PackLayout(
-        family="hopper_a8", encoding=spec.weight, n=n, k=k, padded_n=padded_n, padded_k=padded_k, version=VERSION, experts=experts
+        family="hopper_a8",
+        encoding=spec.weight,
+        n=n,
+        k=k,
+        padded_n=padded_n,
+        padded_k=padded_k,
+        version=VERSION,
+        experts=experts,
+        folded=folded,
     )
 
 
@@ -65,7 +80,8 @@ def shapes(spec: Spec, layout: PackLayout, block_offset: tuple[int, int]) -> tup
     elif spec.granularity == "block":
         rows, columns = scale_shape(spec, layout.n, layout.k, block_offset)
         return words, (columns, rows)
-    return words, packed_scale_shape(spec, layout, block_offset)
+    steps, width = packed_scale_shape(spec, layout, block_offset)
+    return words, (steps + layout.folded, width)
 
 
 def pack(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
@@ -97,12 +113,12 @@ def write(out: Tensor, codes: Tensor, begin: int, spec: Spec, layout: PackLayout
 
 
 def pack_beside(weight: CanonicalWeight, layout: PackLayout) -> dict[str, Any]:
-    """Return the packed tensors beside qweight; the codes are not looked at."""
+    """Return the packed tensors beside qweight; codes on the meta device count as used."""
     spec = weight.spec
     if spec.bits < 8:
         zero = weight.zero_point
         return {
-            "scale": pack_scales(weight.scale, spec, layout, weight.block_offset),
+            "scale": fold_scales(weight, layout) if layout.folded else pack_scales(weight.scale, spec, layout, weight.block_offset),
             "zero_point": None if zero is None else pack_scales(zero, spec, layout, weight.block_offset),
             "secondary_scale": weight.secondary_scale,
         }
@@ -123,7 +139,7 @@ def unpack(qweight: QWeight) -> CanonicalWeight:
     spec, layout, zero, offset = qweight.spec, qweight.layout, qweight.zero_point, qweight.block_offset
     if spec.bits < 8:
         codes = unpack_codes(qweight.qweight, layout, operand_of(spec))
-        scale = unpack_scales(qweight.scale, spec, layout, offset)
+        scale = unfold_scales(qweight) if layout.folded else unpack_scales(qweight.scale, spec, layout, offset)
         zero = None if zero is None else unpack_scales(zero, spec, layout, offset)
     else:
         codes = unpack_bytes(qweight.qweight, layout)
@@ -138,6 +154,30 @@ def unpack(qweight: QWeight) -> CanonicalWeight:
         transform=qweight.transform,
         block_offset=offset,
     )
+
+
+def fold_scales(weight: CanonicalWeight, layout: PackLayout) -> Tensor:
+    """Return the folded layout's scales; raises ValueRangeError where a row's exponents lie too far apart."""
+    codes, used = used_exponents(weight)
+    least = torch.where(used, codes, 255).amin(-1, keepdim=True)
+    least = torch.where(used.any(-1, keepdim=True), least, 127)
+    span = row_exponent_span(weight)
+    if span is None or span > FOLDED_SPAN:
+        raise ValueRangeError(
+            f"the exponents of a row of '{weight.spec}' {'hold NaN' if span is None else f'span {span} binades'}; folded into e4m3 "
+            f"they may span {FOLDED_SPAN}: choose the layout by the weight's own facts (scan), or without any"
+        )
+    packed = pack_scales((codes - least).view(weight.scale.dtype), weight.spec, layout).view(torch.uint8)
+    last = torch.zeros_like(packed[..., :1, :])
+    last[..., 0, : layout.n] = least[..., 0]
+    return torch.cat([packed, last], -2).view(weight.scale.dtype)
+
+
+def unfold_scales(qweight: QWeight) -> Tensor:
+    """The inverse of `fold_scales`: [E?, N, K/G] canonical scales."""
+    raw, layout = qweight.scale.view(torch.uint8), qweight.layout
+    above = unpack_scales(raw[..., :-1, :].contiguous(), qweight.spec, layout)
+    return (above + raw[..., -1, : layout.n, None]).view(qweight.scale.dtype)
 
 
 def pack_bytes(codes: Tensor, layout: PackLayout) -> Tensor:

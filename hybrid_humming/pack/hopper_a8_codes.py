@@ -15,7 +15,7 @@ import torch
 
 from hybrid_humming.dtypes import parse_format
 from hybrid_humming.fragment import PLANES
-from hybrid_humming.fragment.eight import REGISTERS, byte_recipe, places
+from hybrid_humming.fragment.eight import FOLDED_SIGN, REGISTERS, byte_recipe, places
 from hybrid_humming.pack.hopper_codes import CHUNK, GPU_CHUNK, plane_rows
 from hybrid_humming.spec import PackLayout
 
@@ -64,7 +64,10 @@ def write_codes(out: Tensor, codes: Tensor, begin: int, layout: PackLayout, oper
             part = stored[one[start * BLOCK : end * BLOCK].int()]
             padding = (0, layout.padded_k - layout.k, 0, (end - start) * BLOCK - part.shape[0])
             part = torch.nn.functional.pad(part, padding).contiguous()
-            _pack_rows(part, [plane[start:end] for plane in planes], moves(layout.encoding, operand))
+            if layout.folded:
+                _fold_rows(part, planes[0][start:end])
+            else:
+                _pack_rows(part, [plane[start:end] for plane in planes], moves(layout.encoding, operand))
 
 
 def unpack_codes(qweight: Tensor, layout: PackLayout, operand: str) -> Tensor:
@@ -75,7 +78,10 @@ def unpack_codes(qweight: Tensor, layout: PackLayout, operand: str) -> Tensor:
     for one, codes in zip(_matrices(qweight.contiguous()), _matrices(out), strict=True):
         planes = _planes(one, layout)
         for begin, end in _chunks(layout.padded_n // BLOCK, layout, qweight.device):
-            rows = _unpack_rows([plane[begin:end] for plane in planes], moves(layout.encoding, operand))
+            if layout.folded:
+                rows = _unfold_rows(planes[0][begin:end])
+            else:
+                rows = _unpack_rows([plane[begin:end] for plane in planes], moves(layout.encoding, operand))
             target = codes[begin * BLOCK : end * BLOCK]
             target.copy_(canonical[rows[: target.shape[0], : layout.k].int()])
     return out
@@ -83,10 +89,7 @@ def unpack_codes(qweight: Tensor, layout: PackLayout, operand: str) -> Tensor:
 
 def _pack_rows(codes: Tensor, planes: list[Tensor], found: tuple[Move, ...]) -> None:
     """Padded uint8 codes [n, K] -> each plane's int32 [n / 64, K / 64, 4, 8, 4, p], written in place."""
-    n, k = codes.shape
-    #                   nb          w  r  g  kb          p  h  t
-    fours = codes.view(torch.int32).view(n // BLOCK, 4, 2, 8, k // BLOCK, 2, 2, 4).permute(5, 6, 2, 0, 4, 1, 3, 7)
-    registers = fours.flatten(0, 2).contiguous()  # [8, nb, kb, w, g, t], register 4 p + 2 h + r
+    registers = _registers_of(codes)
     for plane in planes:
         plane.zero_()
     for move in found:
@@ -102,8 +105,50 @@ def _unpack_rows(planes: list[Tensor], found: tuple[Move, ...]) -> Tensor:
         bits = planes[move.plane][..., move.word] & _signed(move.mask * BYTES)
         back = move.mask >> move.shift if move.shift >= 0 else move.mask << -move.shift
         registers[move.register] |= _shifted(bits, -move.shift) & _signed(back * BYTES)
+    return _codes_of(registers)
+
+
+def _registers_of(codes: Tensor) -> Tensor:
+    """Padded uint8 codes [n, K] -> int32 [8, n / 64, K / 64, w, g, t], register 4 p + 2 h + r."""
+    n, k = codes.shape
+    #                   nb          w  r  g  kb          p  h  t
+    fours = codes.view(torch.int32).view(n // BLOCK, 4, 2, 8, k // BLOCK, 2, 2, 4).permute(5, 6, 2, 0, 4, 1, 3, 7)
+    return fours.flatten(0, 2).contiguous()
+
+
+def _codes_of(registers: Tensor) -> Tensor:
+    """The inverse of `_registers_of`."""
+    nb, kb = registers.shape[1:3]
     rows = registers.unflatten(0, (2, 2, 2)).permute(3, 5, 2, 6, 4, 0, 1, 7)  # nb w r g kb p h t
     return rows.contiguous().view(nb * BLOCK, kb * BLOCK // 4).view(torch.uint8)
+
+
+# ---- MXFP4 with folded exponents ----
+def _fold_rows(codes: Tensor, plane: Tensor) -> None:
+    """Padded e2m1 codes [n, K] -> int32 [n / 64, K / 64, 4, 8, 4, 4], word 2 p + r, written in place."""
+    registers = _registers_of(codes)
+    for p, r in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        word = torch.zeros_like(registers[0])
+        for h in (0, 1):
+            four = registers[4 * p + 2 * h + r]
+            size = four & 0x07070707
+            size = (size | size >> 4) & 0x00FF00FF
+            size = (size | size >> 8) & 0xFFFF
+            word |= (size << (16 * h)) | ((four & 0x08080808) << FOLDED_SIGN[h])
+        plane[..., 2 * p + r] = word
+
+
+def _unfold_rows(plane: Tensor) -> Tensor:
+    """The inverse of `_fold_rows`: uint8 codes [64 nb, 64 kb]."""
+    registers = torch.empty(REGISTERS, *plane.shape[:-1], dtype=torch.int32, device=plane.device)
+    for p, r in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        word = plane[..., 2 * p + r]
+        for h in (0, 1):
+            size = (word >> (16 * h)) & 0x7777
+            size = (size | size << 8) & 0x00FF00FF
+            size = (size | size << 4) & 0x07070707
+            registers[4 * p + 2 * h + r] = size | ((word >> FOLDED_SIGN[h]) & 0x08080808)
+    return _codes_of(registers)
 
 
 def _planes(words: Tensor, layout: PackLayout) -> list[Tensor]:

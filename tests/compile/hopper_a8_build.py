@@ -13,18 +13,29 @@ from hybrid_humming.plan import Plan, Tile
 from hybrid_humming.reference import quantize_input
 from hybrid_humming.spec import Problem, Spec
 from hybrid_humming.triton_kernels.hopper.a8 import catalog
-from hybrid_humming.weight import Facts
+from hybrid_humming.weight import Facts, scan
 from tests.kernels.problems import WIDE, weight_of
 
 
 def built(
-    kernel: str, line: str, tile: dict, *, m: int = 5, n: int = 256, k: int = 1024, bias: bool = True, fast: bool = False
+    kernel: str,
+    line: str,
+    tile: dict,
+    *,
+    m: int = 5,
+    n: int = 256,
+    k: int = 1024,
+    bias: bool = True,
+    fast: bool = False,
+    folded: bool = False,
 ) -> Compiled:
     """The kernel that `kernel`'s launcher would run for x [m, k] and `tile`."""
     spec = Spec.parse(line)
     entry = next(e for e in catalog.ENTRIES if e.name == kernel)
-    layout = make_layout(entry.family, spec, n, k, facts=Facts())
-    packed = pack(weight_of(spec, n, k), layout)
+    weight = weight_of(spec, n, k)
+    layout = make_layout(entry.family, spec, n, k, facts=scan(weight) if folded else Facts())
+    assert layout.folded == folded
+    packed = pack(weight, layout)
     problem = Problem(spec=spec, m=m, n=n, k=k, bias=bias, fast_accumulation=fast)
     device = DeviceInfo.named("h200")
     reason = entry.check(Tile(**tile), problem, layout, device)

@@ -51,8 +51,15 @@ WHOLE_JOBS = [
     Job("tests.compile.hopper_a8_build:built", {"kernel": "gluon.gemm_w8a8", "line": line, "tile": t, "fast": fast})
     for line, t, fast in CASES
 ]
+FOLDED = (decoded(8, 64, 6, 4), decoded(128, 128, 6, 1))
 DECODED_JOBS = [
     Job("tests.compile.hopper_a8_build:built", {"kernel": "gluon.gemm_w4a8", "line": line, "tile": t}) for line, t in DECODED
+] + [
+    Job(
+        "tests.compile.hopper_a8_build:built",
+        {"kernel": "gluon.gemm_w4a8", "line": "mxfp4 x e4m3 token", "tile": t, "folded": True},
+    )
+    for t in FOLDED
 ]
 JOBS = WHOLE_JOBS + DECODED_JOBS
 LOCAL_BYTES = 32  # of a thread, outside of the loop

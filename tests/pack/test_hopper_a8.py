@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from hybrid_humming.errors import LayoutError
+from hybrid_humming.errors import LayoutError, ValueRangeError
 from hybrid_humming.pack import check, make_layout, pack, unpack
-from hybrid_humming.spec import Spec
-from hybrid_humming.weight import Facts
+from hybrid_humming.spec import PackLayout, Spec
+from hybrid_humming.weight import Facts, scan
 from tests.kernels.problems import weight_of
 
 LINES = (
@@ -33,6 +33,56 @@ def test_unpack_gives_back_the_weight(line, n, k, experts):
     assert torch.equal(back.scale.view(torch.uint8), weight.scale.view(torch.uint8))
     assert weight.zero_point is None or torch.equal(back.zero_point, weight.zero_point)
     assert (back.secondary_scale is None) == (weight.secondary_scale is None)
+
+
+def spread_weight(n: int, k: int, span: int, *, experts: int = 0):
+    """MXFP4 whose rows have groups of zeros under any exponent, and others whose exponents span `span` binades."""
+    spec = Spec.parse("mxfp4 x e4m3 token")
+    weight = weight_of(spec, n, k, experts=experts)
+    generator = torch.Generator().manual_seed(n + span)
+    codes = torch.randint(0, span + 1, weight.scale.shape, generator=generator, dtype=torch.uint8)
+    codes[..., :2] = torch.tensor([0, span], dtype=torch.uint8)
+    codes += torch.randint(1, 250 - span, (*codes.shape[:-1], 1), generator=generator, dtype=torch.uint8)
+    empty = torch.rand(codes.shape, generator=generator) < 0.2
+    empty[..., :2] = False
+    codes[empty] = torch.randint(0, 256, (int(empty.sum()),), generator=generator, dtype=torch.uint8)
+    values = torch.where(empty.repeat_interleave(32, -1), weight.codes & 8, weight.codes | 1)
+    return weight.replace(scale=codes.view(weight.scale.dtype), codes=values)
+
+
+@pytest.mark.parametrize("experts", [0, 2])
+@pytest.mark.parametrize("n, k, span", [(64, 128, 0), (100, 640, 11), (130, 192, 7)])
+def test_folded_mxfp4_comes_back_as_it_was(n, k, span, experts):
+    weight = spread_weight(n, k, span, experts=experts)
+    facts = scan(weight)
+    assert facts.row_exponent_span == span
+    layout = make_layout("hopper_a8", weight.spec, n, k, experts=experts, facts=facts)
+    assert layout.folded and PackLayout.parse(str(layout)) == layout
+    back = unpack(check(pack(weight, layout)))
+    assert torch.equal(back.codes, weight.codes)
+    assert torch.equal(back.scale.view(torch.uint8), weight.scale.view(torch.uint8))
+
+
+def test_codes_in_pieces_are_folded_by_their_scales_alone():
+    weight = spread_weight(130, 192, 4)
+    scale = weight.scale.view(torch.uint8).clamp(100, 111).view(weight.scale.dtype)
+    whole = weight.replace(scale=scale)
+    alone = whole.replace(codes=whole.codes.to("meta"))
+    layout = make_layout("hopper_a8", weight.spec, 130, 192, facts=scan(alone))
+    assert layout.folded
+    packed = pack(alone, layout, [(0, whole.codes[:64]), (64, whole.codes[64:])])
+    assert torch.equal(unpack(packed).codes, whole.codes)
+    assert torch.equal(unpack(packed).scale.view(torch.uint8), scale.view(torch.uint8))
+
+
+def test_exponents_too_far_apart_are_not_folded():
+    weight = spread_weight(64, 256, 12)
+    assert scan(weight).row_exponent_span == 12
+    assert not make_layout("hopper_a8", weight.spec, 64, 256, facts=scan(weight)).folded
+    assert not make_layout("hopper_a8", weight.spec, 64, 256, facts=Facts()).folded
+    folded = make_layout("hopper_a8", weight.spec, 64, 256, facts=Facts(row_exponent_span=3))
+    with pytest.raises(ValueRangeError, match="span 12 binades"):
+        pack(weight, folded)
 
 
 @pytest.mark.parametrize("line, sign", [("e4m3 channel x e4m3 token", 0), ("int8 channel x int8 token", 0x80)])

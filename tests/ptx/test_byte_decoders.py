@@ -55,7 +55,7 @@ def decode_lane(encoding: str, operand: str, codes: np.ndarray, zeros=()) -> np.
     inputs = [words[i, w * p // 4] for i, p in enumerate(made.planes) for w in range(4)]
     inputs += [np.asarray(z, np.uint32) for z in zeros for _ in range(4)]
     assert made.constraints.count(",") + 1 == 8 + len(inputs)
-    registers = run(made.asm, inputs, outputs=8)
+    registers = run(made.asm[0], inputs, outputs=8)
     found = np.stack([r.view(np.uint8).reshape(-1, 4) for r in registers], 1).view(OPERANDS[operand])
     return found.astype(np.float64) * made.unit
 
@@ -95,12 +95,37 @@ def test_a_block_lies_where_the_lanes_of_the_product_read_it(name, operand):
         plane = packed[at : at + rows].reshape(n // 64, k // 64, 128, p).numpy().view(np.uint32)
         words += [plane[..., w * p // 4].reshape(-1) for w in range(4)]
         at += rows
-    registers = run(made.asm, words, outputs=8)
+    registers = run(made.asm[1], words, outputs=8)
     found = np.stack([r.view(np.uint8).reshape(n // 64, k // 64, 4, 8, 4, 4) for r in registers], 2)
     values = found.view(OPERANDS[operand]).astype(np.float64) * made.unit  # nb kb j w g t e
     for index, (p, h, r) in enumerate(REGISTERS):
         part = fmt.values[codes.numpy()].reshape(n // 64, 4, 2, 8, k // 64, 2, 2, 4, 4)[:, :, r, :, :, p, h]  # nb w g kb t e
         assert np.array_equal(values[:, :, index], part.transpose(0, 3, 1, 2, 4, 5))
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_folded_exponents_are_exact_in_the_operand(block):
+    """Every code at every place under every exponent that the layout admits, the same for its zeros under any byte at all."""
+    fmt, n, k = parse_format("e2m1"), 64, 64
+    made = byte_decoder("e2m1", "e4m3", folded=True)
+    layout = PackLayout(family="hopper_a8", encoding="e2m1", n=n, k=k, padded_n=n, padded_k=k, folded=True)
+    generator = torch.Generator().manual_seed(2)
+    for shift in range(16):
+        codes = ((torch.arange(n)[:, None] * 5 + torch.arange(k)[None, :] + shift) % 16).to(torch.uint8)
+        packed = empty_codes(layout, codes.device)
+        write_codes(packed, codes, 0, layout, "e4m3")
+        plane = packed.reshape(128, 4).numpy().view(np.uint32)
+        above = torch.randint(0, 12, (2, 128, 2), generator=generator).numpy().astype(np.uint32)  # r, lane, p
+        words = [(above[r, :, 0] << (16 * block)) | (above[r, :, 1] << (16 * block + 8)) for r in (0, 1)]
+        operands = [plane[:, w] for w in range(4)] + [word for word in words for _ in range(4)]
+        registers = run(made.asm[block], operands, outputs=8)
+        found = np.stack([r.view(np.uint8).reshape(4, 8, 4, 4) for r in registers]).view(OPERANDS["e4m3"]).astype(np.float64)
+        for index, (p, h, r) in enumerate(REGISTERS):
+            want = fmt.values[codes.numpy()].reshape(4, 2, 8, 2, 2, 4, 4)[:, r, :, p, h]  # w g t e
+            scale = 2.0 ** above[r, :, p].astype(np.float64).reshape(4, 8, 4, 1)
+            assert np.array_equal(found[index] * made.unit, want * scale)
+    zeros = [np.zeros(256, np.uint32)] * 4 + [np.arange(256, dtype=np.uint32) * 0x01010101] * 8
+    assert not any(r.any() for r in run(made.asm[block], zeros, outputs=8))
 
 
 @pytest.mark.parametrize(

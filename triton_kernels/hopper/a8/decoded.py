@@ -9,7 +9,14 @@ under way (see sums.py). Nothing but (slot, phase), sums and scales is carried f
 integers of such nested loops to their first values.
 """
 
-from hybrid_humming.triton_kernels.hopper.a8.operand import block_words, operand, operands, planes_of, zero_words
+from hybrid_humming.triton_kernels.hopper.a8.operand import (
+    beside_words,
+    block_words,
+    folds,
+    operand,
+    operands,
+    planes_of,
+)
 from hybrid_humming.triton_kernels.hopper.gluon import (
     extents,
     gl,
@@ -31,16 +38,26 @@ def columns_of(xb, slot, AT: gl.constexpr, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def step_zeros(
+def scale_words(buffers, slot, BN: gl.constexpr, LAYOUT: gl.constexpr, DECODER: gl.constexpr):
+    """Four e8m0 scales of each row, as one int32 [BN]."""
+    return view(buffers[len(planes_of(DECODER))].index(slot), gl.int32, extents(BN), FLAT1).load(LAYOUT)
+
+
+@gluon.jit
+def step_beside(
     buffers, slot, J: gl.constexpr, ZERO: gl.constexpr, BN: gl.constexpr, WG: gl.constexpr, A: gl.constexpr, DECODER: gl.constexpr
 ):
-    """Zero points of each 64 k of a step: what `operand` takes, () where there are none."""
-    if ZERO:
+    """Zero points, or exponents to be folded in, of each 64 k of a step: what `operand` takes; () where there are none."""
+    FOLDED: gl.constexpr = folds(DECODER)
+    if FOLDED:
+        exponents = beside_words(scale_words(buffers, slot, BN, gl.SliceLayout(1, A), DECODER), BN, WG, A)
+        return exponents, exponents
+    elif ZERO:
         zb = buffers[len(planes_of(DECODER)) + 1]
         stored = row_values(zb.index(slot), BN, J, gl.SliceLayout(1, A), 4 * WG)
         z = ()
         for j in gl.static_range(J):
-            z = z + zero_words(stored[j], BN, WG, A)
+            z = z + beside_words(stored[j].to(gl.int32) * 0x01010101, BN, WG, A)
         AT: gl.constexpr = J // 4
         first = (z[0], z[1], z[2 * AT], z[2 * AT + 1])  # type: ignore[misc]
         if J == 1:
@@ -73,11 +90,11 @@ def sum_decoded(
         second = block_words(buffers, slot, 1, BN, WG, DECODER)
         t = warpgroup_mma_wait(1, [d])  # the first operand's registers are free
         d = warpgroup_mma_init(t)
-        a0 = operand(first, (), BN, A, DECODER)
+        a0 = operand(first, (), 0, BN, A, DECODER)
         d = warpgroup_mma(a0, columns_of(xb, slot, 0, 64), d, is_async=True)
         t = warpgroup_mma_wait(1, [d])  # the step before is complete
         d = warpgroup_mma_init(t)
-        a1 = operand(second, (), BN, A, DECODER)
+        a1 = operand(second, (), 1, BN, A, DECODER)
         d = warpgroup_mma(a1, columns_of(xb, slot, 64, 64), d, is_async=True)
         slot += 1
         if slot == STAGES:
@@ -97,8 +114,9 @@ def sum_groups(
     DECODER: gl.constexpr, J: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr,
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, WG: gl.constexpr, SUM: gl.constexpr, ACC: gl.constexpr,
 ):  # fmt: skip
-    """(sum [BN, BM] fp32, slot, phase) of one segment; J = 1 scale for 128 k, or none."""
+    """(sum [BN, BM] fp32, slot, phase) of one segment; J = 1 scale for 128 k, or none that the sum needs."""
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
+    SCALED: gl.constexpr = J == 1
     sb = buffers[len(planes_of(DECODER))]
     acc = gl.zeros([BN, BM], gl.float32, ACC)
     zero = gl.zeros([BN, BM], SUM, ACC)
@@ -109,21 +127,21 @@ def sum_groups(
         prev = gl.where(slot == 0, STAGES - 1, slot - 1)
         first = block_words(buffers, slot, 0, BN, WG, DECODER)
         second = block_words(buffers, slot, 1, BN, WG, DECODER)
-        z0, z1 = step_zeros(buffers, slot, J, ZERO, BN, WG, A, DECODER)
+        z0, z1 = step_beside(buffers, slot, J, ZERO, BN, WG, A, DECODER)
         next_scale = scale
-        if J > 0:
+        if SCALED:
             next_scale = decode_scale(row_values(sb.index(slot), BN, 1, gl.SliceLayout(1, ACC), 4 * WG)[0], KIND)
         t = warpgroup_mma_wait(1, [d])  # the first operand's registers are free
         d = warpgroup_mma_init(t)
-        a0 = operand(first, z0, BN, A, DECODER)
+        a0 = operand(first, z0, 0, BN, A, DECODER)
         t = warpgroup_mma_wait(0, [d])  # the step before is complete
-        if J > 0:
+        if SCALED:
             acc += t.to(gl.float32) * scale[:, None]
         else:
             acc += t.to(gl.float32)
         scale = next_scale
         d = warpgroup_mma(a0, columns_of(xb, slot, 0, 64), zero, use_acc=False, is_async=True)
-        a1 = operand(second, z1, BN, A, DECODER)
+        a1 = operand(second, z1, 1, BN, A, DECODER)
         d = warpgroup_mma(a1, columns_of(xb, slot, 64, 64), d, is_async=True)
         slot += 1
         if slot == STAGES:
@@ -134,7 +152,7 @@ def sum_groups(
     t = warpgroup_mma_wait(0, [d])
     last = gl.where(slot == 0, STAGES - 1, slot - 1)
     mbarrier.arrive(empty.index(last), count=1)
-    if J > 0:
+    if SCALED:
         acc += t.to(gl.float32) * scale[:, None]
     else:
         acc += t.to(gl.float32)
@@ -154,12 +172,6 @@ def add_scaled(acc, t, scale):
     return gl.inline_asm_elementwise(
         "fma.rn.f32 $0, $1, $2, $3;", "=r,r,r,r", [t.to(gl.float32), f, acc], dtype=gl.float32, is_pure=False, pack=1
     )
-
-
-@gluon.jit
-def scale_words(buffers, slot, BN: gl.constexpr, LAYOUT: gl.constexpr, DECODER: gl.constexpr):
-    """Four e8m0 scales of each row, as one int32 [BN]."""
-    return view(buffers[len(planes_of(DECODER))].index(slot), gl.int32, extents(BN), FLAT1).load(LAYOUT)
 
 
 @gluon.jit
@@ -213,9 +225,9 @@ def sum_parts(
             stored = (words, words, words, words)
         else:
             stored = row_values(sb.index(slot), BN, J, ROW, 4 * WG)
-        zeros = step_zeros(buffers, slot, J, ZERO, BN, WG, A, DECODER)
+        zeros = step_beside(buffers, slot, J, ZERO, BN, WG, A, DECODER)
         for q in gl.static_range(2):
-            a = operands(block_words(buffers, slot, q, BN, WG, DECODER), zeros[q], PARTS, BN, A, DECODER)
+            a = operands(block_words(buffers, slot, q, BN, WG, DECODER), zeros[q], q, PARTS, BN, A, DECODER)
             acc = add_all(acc, d, scales)
             d = ()
             scales = ()

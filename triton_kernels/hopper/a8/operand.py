@@ -18,9 +18,15 @@ def planes_of(decoder):
 
 
 @gluon.constexpr_function
-def asm_of(decoder):
-    """PTX that turns the words of a block into eight registers."""
-    return decoder.asm
+def asm_of(decoder, q):
+    """PTX that turns the words of the q-th block of a step into eight registers."""
+    return decoder.asm[q]
+
+
+@gluon.constexpr_function
+def folds(decoder):
+    """Whether the exponents of groups go into the operands."""
+    return decoder.folded
 
 
 @gluon.constexpr_function
@@ -83,17 +89,17 @@ def block_words(buffers, slot, Q: gl.constexpr, BN: gl.constexpr, WG: gl.constex
 
 
 @gluon.jit
-def registers(words, zeros, DECODER: gl.constexpr):
-    """Words of a block -> its eight registers, tensors [BN/64, 512] of 8 bits."""
+def registers(words, beside, Q: gl.constexpr, DECODER: gl.constexpr):
+    """Words of the Q-th block of a step, and what else the decoder takes -> its eight registers, tensors [BN/64, 512] of 8 bits."""
     return gl.inline_asm_elementwise(
-        asm_of(DECODER), constraints_of(DECODER), words + zeros, dtype=outputs_of(DECODER), is_pure=False, pack=4
+        asm_of(DECODER, Q), constraints_of(DECODER), words + beside, dtype=outputs_of(DECODER), is_pure=False, pack=4
     )
 
 
 @gluon.jit
-def operand(words, zeros, BN: gl.constexpr, A: gl.constexpr, DECODER: gl.constexpr):
+def operand(words, beside, Q: gl.constexpr, BN: gl.constexpr, A: gl.constexpr, DECODER: gl.constexpr):
     """Words of a block -> [BN, 64]."""
-    o = registers(words, zeros, DECODER)
+    o = registers(words, beside, Q, DECODER)
     low = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))
     high = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
     #                                  C        w  g  t  e  r  h  p
@@ -111,13 +117,13 @@ def step_operand(o0, o1, o2, o3, BN: gl.constexpr, A: gl.constexpr):
 
 
 @gluon.jit
-def operands(words, zeros, PARTS: gl.constexpr, BN: gl.constexpr, A: gl.constexpr, DECODER: gl.constexpr):
+def operands(words, beside, Q: gl.constexpr, PARTS: gl.constexpr, BN: gl.constexpr, A: gl.constexpr, DECODER: gl.constexpr):
     """Words of a block -> PARTS operands, whose products are the partial sums of 64 / PARTS k each: one [BN, 64], two [BN, 32],
     or four [BN, 32] with zeros in place of the other half."""
     if PARTS == 1:
-        return (operand(words, zeros, BN, A, DECODER),)
+        return (operand(words, beside, Q, BN, A, DECODER),)
     else:
-        o = registers(words, zeros, DECODER)
+        o = registers(words, beside, Q, DECODER)
         if PARTS == 2:
             return step_operand(o[0], o[1], o[2], o[3], BN, A), step_operand(o[4], o[5], o[6], o[7], BN, A)
         else:
@@ -129,11 +135,10 @@ def operands(words, zeros, PARTS: gl.constexpr, BN: gl.constexpr, A: gl.constexp
 
 
 @gluon.jit
-def zero_words(zero, BN: gl.constexpr, WG: gl.constexpr, A: gl.constexpr):
-    """uint8 zero points [BN] in SliceLayout(1, A) -> the two tensors (rows r = 0, 1) that a decoder takes."""
+def beside_words(value, BN: gl.constexpr, WG: gl.constexpr, A: gl.constexpr):
+    """int32 values of rows [BN] in SliceLayout(1, A) -> the two tensors (rows r = 0, 1) that a decoder takes."""
     L: gl.constexpr = fours_layout(BN, WG)
-    z = zero.to(gl.int32) * 0x01010101
-    z = gl.convert_layout(z[:, None].broadcast_to([BN, 64]), A, assert_trivial=True)
+    z = gl.convert_layout(value[:, None].broadcast_to([BN, 64]), A, assert_trivial=True)
     #              C        w  r  g  p  h  t  e
     z = z.reshape([BN // 64, 4, 2, 8, 2, 2, 4, 4]).permute([0, 1, 3, 6, 7, 2, 5, 4])
     z, _ = z.split()

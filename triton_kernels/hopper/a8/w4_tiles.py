@@ -88,7 +88,7 @@ def shared_bytes(tile: Tile, problem: Problem, layout: PackLayout) -> int:
 
 def check(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) -> str | None:
     """Return the number that breaks a tile, or None."""
-    parts = max(1, groups_in_row(problem.spec) // 2)
+    parts = 1 if layout.folded else max(1, groups_in_row(problem.spec) // 2)
     if tile.block_m not in (8, 16, 32, 64, 128):
         return f"block_m={tile.block_m} must be 8, 16, 32, 64 or 128"
     if tile.block_n not in (64, 128):

@@ -22,11 +22,11 @@ from hybrid_humming.errors import PlanError
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.launch import launch_triton
 from hybrid_humming.plan import Plan, Tile
-from hybrid_humming.spec import Spec
+from hybrid_humming.spec import PackLayout, Spec
 from hybrid_humming.triton_kernels.hopper.a8.decoded import sum_decoded, sum_groups, sum_parts
 from hybrid_humming.triton_kernels.hopper.a8.decoder import ByteDecoder, byte_decoder
 from hybrid_humming.triton_kernels.hopper.a8.finish import accumulator_layout, finish, store_columns
-from hybrid_humming.triton_kernels.hopper.a8.operand import planes_of
+from hybrid_humming.triton_kernels.hopper.a8.operand import folds, planes_of
 from hybrid_humming.triton_kernels.hopper.a8.w4_tiles import keeps_sum, operand_of, registers
 from hybrid_humming.triton_kernels.hopper.epilogue import NONE, SCALAR, VECTOR
 from hybrid_humming.triton_kernels.hopper.gluon import (
@@ -74,6 +74,7 @@ def consume(
     ACC: gl.constexpr = accumulator_layout(WARPS, BLOCK_M, SUM == gl.int32)
     WG: gl.constexpr = WARPS // 4
     UNIT: gl.constexpr = unit_of(DECODER)
+    FOLDED: gl.constexpr = folds(DECODER)
     slot = 0
     phase = 0
     for i in range(segments):
@@ -81,7 +82,7 @@ def consume(
         if KEEP:
             acc, slot, phase = sum_decoded(slot, phase, begin, end, xb, buffers, full, empty,
                                            DECODER, BLOCK_M, BLOCK_N, STAGES, WG, SUM, ACC)  # fmt: skip
-        elif J < 2:
+        elif J < 2 or FOLDED:
             acc, slot, phase = sum_groups(slot, phase, begin, end, xb, buffers, full, empty,
                                           DECODER, J, KIND, ZERO, BLOCK_M, BLOCK_N, STAGES, WG, SUM, ACC)  # fmt: skip
         else:
@@ -181,7 +182,7 @@ def launch(args: GemmArgs, plan: Plan) -> None:
         w4a8_kernel,
         (work.ctas, 1, 1),
         *descriptors_of(args, x, tile),
-        as_bytes(args.scale),
+        as_bytes(args.scale)[-1] if layout.folded else as_bytes(args.scale),  # folded: the least exponent of each row
         none if args.secondary_scale is None else args.secondary_scale,
         none if args.x_scale is None else as_bytes(x_scale),
         none if args.bias is None else args.bias,
@@ -197,9 +198,9 @@ def launch(args: GemmArgs, plan: Plan) -> None:
     )  # fmt: skip
 
 
-def decoder_of(spec: Spec) -> ByteDecoder:
-    """Return the decoder of the spec's weights."""
-    return byte_decoder(spec.weight, operand_of(spec))
+def decoder_of(spec: Spec, layout: PackLayout) -> ByteDecoder:
+    """Return the decoder of the layout's weights."""
+    return byte_decoder(layout.encoding, operand_of(spec), folded=layout.folded)
 
 
 def constants_of(args: GemmArgs, tile: Tile) -> dict[str, object]:
@@ -207,14 +208,14 @@ def constants_of(args: GemmArgs, tile: Tile) -> dict[str, object]:
     problem, spec = args.problem, args.problem.spec
     group = group_of(spec)
     return {
-        "DECODER": decoder_of(spec),
+        "DECODER": decoder_of(spec, args.layout),
         "GROUP": group,
         "J": groups_in_row(spec),
         "KIND": KINDS[str(spec.scale)],
         "ZERO": spec.has_zero_point,
         "KEEP": keeps_sum(problem),
         "INTEGER": spec.activation == "int8",
-        "SCALE": NONE if group else SCALAR if spec.granularity == "tensor" else VECTOR,
+        "SCALE": VECTOR if args.layout.folded else NONE if group else SCALAR if spec.granularity == "tensor" else VECTOR,
         "SECONDARY": {None: NONE, "tensor": SCALAR, "channel": VECTOR}[spec.secondary],
         "X_SCALE": {"tensor": SCALAR, "token": VECTOR}.get(str(spec.activation_granularity), NONE),
         "X_KIND": KINDS[str(spec.activation_scale)],
