@@ -310,7 +310,7 @@ def test_e8m0_scale_bytes_decode_bit_exactly(code):
 
 
 def test_e8m0_code_zero_times_a_large_x_is_not_zero():
-    """128 products of 2**112 and 256 * 2**-127: 1024."""
+    """128 products of 2**112 and 256 * 2**-127 sum to 1."""
     from hybrid_humming.reference import gemm
 
     codes = torch.full((1, 128), 0x78, dtype=torch.uint8)
