@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hybrid_humming.cuda_kernels.patch import InstructionDescriptor
 from tests.emulation import mma
+from tests.emulation.encodings import Instruction, read_descriptor
 
 SHARED_BYTES, WINDOW = 232448, 1 << 24
 GLOBAL_BASE, PARAM_BASE, SHARED_BASE = 0x10_0000_0000, 0x20_0000_0000, 0x40_0000_0000
@@ -181,7 +181,10 @@ class Block:
         self, kind: str, modifiers: str, d: int, a: int, b: int, word: int, accumulate: bool, sa: int, sb: int, group: int
     ) -> None:
         """Queue one tcgen05.mma of one or two CTAs."""
-        descriptor = InstructionDescriptor.decode(word, kind)
+        try:
+            descriptor = read_descriptor(word, kind)
+        except ValueError as error:
+            raise Fault(str(error)) from error
         if descriptor.m != 128 * group or descriptor.n % (16 * group):
             raise Fault(f"cta_group::{group} with m={descriptor.m}, n={descriptor.n}")
         self.count(f"umma {kind} {descriptor.a} {descriptor.b}")
@@ -217,13 +220,10 @@ class Block:
         self.products.append(run)
 
 
-def half_umma(descriptor, a_bytes, b_bytes, d, scales) -> np.ndarray:
+def half_umma(instruction: Instruction, a_bytes, b_bytes, d, scales) -> np.ndarray:
     """Return D [128, n] of one CTA, which holds 128 of the instruction's rows."""
-    fields = {f: getattr(descriptor, f) for f in ("kind", "a", "b", "n", "accumulator", "scale")}
-    own = InstructionDescriptor(m=128, **fields)
-    return mma.tensor_mma(
-        own, codes_of(a_bytes, descriptor.kind, descriptor.a), codes_of(b_bytes, descriptor.kind, descriptor.b), d, *scales
-    )
+    kind, own = instruction.kind, instruction._replace(m=128)
+    return mma.tensor_mma(own, codes_of(a_bytes, kind, own.a), codes_of(b_bytes, kind, own.b), d, *scales)
 
 
 def codes_of(data: np.ndarray, kind: str, fmt: str) -> np.ndarray:

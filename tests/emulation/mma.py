@@ -13,6 +13,7 @@ import numpy as np
 
 from hybrid_humming.cuda_kernels.patch import InstructionDescriptor
 from hybrid_humming.dtypes import parse_format
+from tests.emulation.encodings import Instruction
 
 DEPTH = {"f16": 16, "i8": 32, "f8f6f4": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
 D_TYPES = {"fp32": np.float32, "fp16": np.float16, "int32": np.int32}
@@ -57,7 +58,7 @@ def accumulate(d: np.ndarray, exact: np.ndarray) -> np.ndarray:
         return (d.astype(np.float64) + exact).astype(d.dtype)
 
 
-def tensor_mma(descriptor: InstructionDescriptor, a, b, d, a_scale=None, b_scale=None) -> np.ndarray:
+def tensor_mma(descriptor: InstructionDescriptor | Instruction, a, b, d, a_scale=None, b_scale=None) -> np.ndarray:
     """Return D after one tcgen05.mma; see the module's head for the shapes."""
     kind, depth = descriptor.kind, DEPTH[descriptor.kind]
     m, n = descriptor.m, descriptor.n
