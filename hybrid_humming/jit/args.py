@@ -39,7 +39,7 @@ class GemmArgs(NamedTuple):
     workspace: Tensor | None
     problem: Problem
     layout: PackLayout
-    memo: dict[str, Any]
+    memo: dict[Any, Any]
     block_offset: tuple[int, int] = (0, 0)
 
 

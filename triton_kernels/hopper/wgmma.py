@@ -264,9 +264,18 @@ def described(tensor: torch.Tensor, box: list[int], swizzled: bool = False) -> o
 
 def descriptors_of(args: GemmArgs, x: torch.Tensor, tile: Tile) -> tuple[object, ...]:
     """TMA descriptors of x, the planes of W, scales and zero points; None where there is none."""
+    # What lies at the same addresses in the same layout has the same descriptors, whichever weight it is.
+    zeros = args.zero_point
+    key = ("wgmma_weight", args.qweight.data_ptr(), args.scale.data_ptr(), 0 if zeros is None else zeros.data_ptr())
+    of_weight: tuple[object, ...] | None = args.memo.get(key)
+    if of_weight is None:
+        of_weight = args.memo[key] = _descriptors_of_weight(args, tile)
+    return (described(x, [tile.block_m, ROW], swizzled=True), *of_weight)
+
+
+def _descriptors_of_weight(args: GemmArgs, tile: Tile) -> tuple[object, ...]:
     planes = planes_of_weight(args.qweight, args.layout)
-    found = [described(x, [tile.block_m, ROW], swizzled=True)]
-    found += [
+    found: list[object] = [
         described(p, [tile.block_n // 64, ROW // 64 * p.shape[1] // (args.layout.padded_k // 64), p.shape[2]]) for p in planes
     ]
     found += [None] * (3 - len(planes))
