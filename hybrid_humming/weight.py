@@ -114,6 +114,11 @@ class CanonicalWeight:
                     f"{name}{list(where)} is {float(tensor[where])} ({int(bad.sum())} of {bad.numel()} are not finite); "
                     "a NaN scale poisons its whole group: fix the checkpoint, or load with validate=False to let it through"
                 )
+        if self.input_scale is not None and bool((self.input_scale <= 0).any()):
+            raise ValueRangeError(
+                f"input_scale is {float(self.input_scale.min())}: activations are divided by it, so it must be above 0; calibrate "
+                "again, or load with validate=False to let it through"
+            )
         return self
 
 

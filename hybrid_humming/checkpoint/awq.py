@@ -114,6 +114,11 @@ class AWQ(Importer):
         if qweight.dtype != "I32" or len(qweight.shape) != 2 or len(scales.shape) != 2:
             raise CheckpointMismatch(f"{name}: qweight is {qweight} beside scales {scales}, expected I32 [K, N*{self.bits}/32]")
         n, k = scales.shape[1], qweight.shape[0]
+        columns = 4 if self.bits == 8 else 8  # that are packed together: no exporter leaves some of them out
+        if n % columns:
+            raise CheckpointMismatch(
+                f"{name}: scales are {scales}, so N={n}; AWQ packs N in whole runs of {columns}: one of the two was cut"
+            )
         if qweight.shape[1] != stream_words(n, self.bits):
             hint = ""
             if qweight.shape[0] == n or qweight.shape[1] == stream_words(qweight.shape[0], self.bits):

@@ -54,6 +54,14 @@ def check_numel(name: str, info: TensorInfo, dtypes: tuple[str, ...], shape: tup
         raise CheckpointMismatch(f"{name}: {part} is {info}, but '{spec}' needs {' or '.join(dtypes)} {list(shape)}")
 
 
+def check_scalar(name: str, info: TensorInfo, count: int = 1) -> None:
+    """Raise CheckpointMismatch unless a stored scale is `count` numbers in a float format."""
+    if info.dtype not in FLOATS or info.numel != count:
+        part = info.name.rpartition(".")[2]
+        wanted = "one number" if count == 1 else f"{count} numbers, one an expert"
+        raise CheckpointMismatch(f"{name}: {part} is {info}, expected {wanted}, {' or '.join(FLOATS)}")
+
+
 def scalar(tensors: Mapping[str, Tensor], part: str) -> Tensor | None:
     """Return a stored scalar as fp32 [1], or None if the part is absent."""
     return tensors[part].float().reshape(1) if part in tensors else None

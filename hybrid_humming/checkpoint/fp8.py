@@ -24,6 +24,7 @@ from hybrid_humming.checkpoint.common import (
     as_e8m0,
     check_bias,
     check_numel,
+    check_scalar,
     float_format,
     matrix,
     model_format,
@@ -133,8 +134,8 @@ class FP8(Importer):
         *lead, n, k = shape
         check_bias(name, parts, *lead, n)
         inputs = next((part for part in INPUT_NAMES if part in parts), None)
-        if inputs is not None and not one(parts[inputs].shape):
-            raise CheckpointMismatch(f"{name}: {inputs} is {parts[inputs]}; one static scale is expected")
+        if inputs is not None:
+            check_scalar(name, parts[inputs])
         static = spec.activation_granularity == "tensor"
 
         def decode(stored: Tensor, _: int) -> Tensor:

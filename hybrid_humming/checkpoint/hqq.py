@@ -83,8 +83,8 @@ class HQQ(Importer):
     """Reads `quant_method: hqq`; each layer carries its own settings, so the config's are not needed."""
 
     def describe(self, name: str, parts: Parts) -> StoredLayer | PlainLayer | None:
-        """Return the layer, or None for a module without W_q; raises what `Importer.describe` says."""
-        if "W_q" not in parts:
+        """Return the layer, or None for a module that is not HQQ's; raises what `Importer.describe` says."""
+        if "W_q" not in parts and not {"nbits", "axis", "zero"} & set(parts):
             return None
         nested = sorted(part for part in parts if part.startswith(("zero_", "scale_", "meta_")))
         if nested:
@@ -176,6 +176,10 @@ def _check(name: str, parts: Parts, sizes: Packed) -> None:
     for part in ("scale", "zero"):
         float_format(name, parts[part])
         expect(name, parts[part], FLOATS, sizes.scale_shape, f"{sizes.groups} groups of {sizes.group_size}")
+    stored, words = parts["W_q"], (sizes.stored_rows, sizes.columns)
+    integer = "U8" if WORDS[sizes.bits][1] == 8 else "I32"
+    if stored.dtype not in (integer, *FLOATS) or (stored.dtype == integer and stored.shape != words):
+        raise CheckpointMismatch(f"{name}: W_q is {stored}, expected {integer} {list(words)}, or those bytes viewed as floats")
     if parts["W_q"].nbytes != sizes.nbytes:
         raise CheckpointMismatch(
             f"{name}: W_q is {parts['W_q']}, {parts['W_q'].nbytes} bytes, but [{sizes.n}, {sizes.k}] at {sizes.bits} bits in "

@@ -30,15 +30,16 @@ from hybrid_humming.checkpoint.common import (
     as_e8m0,
     check_bias,
     check_numel,
+    check_scalar,
     float_format,
     matrix,
     model_format,
-    one,
     refuse_excluded,
     scalar,
     signed_codes,
 )
 from hybrid_humming.checkpoint.config import Fields, QuantConfig
+from hybrid_humming.checkpoint.files import read_json
 from hybrid_humming.checkpoint.pieces import Pieces
 from hybrid_humming.checkpoint.registry import Importer, Parts, ReadOptions, StoredLayer, expect, pick, require
 from hybrid_humming.errors import CheckpointMismatch, UnknownQuantMethod, did_you_mean
@@ -82,6 +83,7 @@ _FP8 = Algorithm(weight="e4m3", packing="codes", stored=("F8_E4M3",), granularit
 _AWQ = Algorithm(weight="int4", packing="rows", stored=("U8",), granularity="group")
 _INT8 = Algorithm(weight="int8", packing="codes", stored=("I8",), granularity="channel")
 
+TWIN = "hf_quant_config.json"
 ALGORITHMS: dict[str, Algorithm] = {
     "NVFP4": replace(_NVFP4, activation={"activation": "nvfp4"}, static=True),
     "NVFP4_AWQ": replace(_NVFP4, activation={"activation": "nvfp4"}, static=True),
@@ -113,6 +115,7 @@ class ModelOpt(Importer):
         self.skipped = self.fields.strings("ignore") + self.fields.strings("exclude_modules")
         self.layers = self.fields.sub("quantized_layers")
         self.algo = self.fields.text("quant_algo")
+        self.group_size = _twin_group_size(config)
         if self.algo is None:
             raise CheckpointMismatch(f"{config.source} has no quant_algo; ModelOpt's other keys don't say which format this is")
         if self.algo != "MIXED_PRECISION":
@@ -138,11 +141,17 @@ class ModelOpt(Importer):
         spec, (*lead, n, k) = self._spec(name, parts, algo, shape)
         spec.check_shape(n, k)
         check_numel(name, parts["weight_scale"], algo.scale, (*lead, *spec.scale_shape(n, k)), spec)
-        group = fields.integer("group_size", default=0)
-        if spec.group_size and group not in (0, spec.group_size):
+        group = fields.integer("group_size", default=self.group_size)
+        grouped = algo.granularity == "group"
+        if grouped and spec.weight == "int4" and not group:
+            raise CheckpointMismatch(
+                f"{name}: neither {self.config.source} nor {TWIN} says the group_size of {self.algo}, and the number of scales may "
+                "have been cut with K; add it, as ModelOpt's exporter does"
+            )
+        if grouped and group and min(group, k) != (spec.group_size or k):
             raise CheckpointMismatch(
                 f"{name}: group_size is {group} in {self.config.source}, but weight_scale {parts['weight_scale']} beside K={k} "
-                f"means groups of {spec.group_size}"
+                f"means groups of {spec.group_size or k}"
             )
         return self._layer(name, parts, algo, spec, (*lead, n, k))
 
@@ -180,10 +189,10 @@ class ModelOpt(Importer):
         *lead, n, k = shape
         experts = lead[0] if lead else 0
         check_bias(name, parts, *lead, n)
-        if "input_scale" in parts and not one(parts["input_scale"].shape):
-            raise CheckpointMismatch(f"{name}: input_scale is {parts['input_scale']}; one static scale is expected")
-        if "weight_scale_2" in parts and parts["weight_scale_2"].numel != max(experts, 1):
-            raise CheckpointMismatch(f"{name}: weight_scale_2 is {parts['weight_scale_2']}; one a weight is expected")
+        if "input_scale" in parts:
+            check_scalar(name, parts["input_scale"])
+        if "weight_scale_2" in parts:
+            check_scalar(name, parts["weight_scale_2"], max(experts, 1))
         if "pre_quant_scale" in parts:
             expect(name, parts["pre_quant_scale"], FLOATS, (k,), "one factor a column of x")
 
@@ -206,6 +215,14 @@ class ModelOpt(Importer):
 
         used = pick(parts, "weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", *self.bias_parts)
         return StoredLayer(name=name, spec=spec, n=n, k=k, experts=experts, parts=used, convert=convert, pieces=pieces)
+
+
+def _twin_group_size(config: QuantConfig) -> int:
+    """Return the group size that hf_quant_config.json gives, where config.json leaves it out; 0 if there is none."""
+    if not (config.path / TWIN).is_file():
+        return 0
+    twin = Fields(where=TWIN, fields=read_json(config.path / TWIN)).sub("quantization")
+    return twin.integer("group_size", default=0) if twin else 0
 
 
 def _codes(name: str, weight: Tensor, algo: Algorithm, k: int) -> Tensor:

@@ -131,7 +131,8 @@ class Checkpoint(Mapping[str, CanonicalWeight]):
             try:
                 stored = reader.describe(name, parts)
             except HybridHummingError as error:
-                self._trouble(name, parts, error)
+                named = name in str(error.args[0])
+                self._trouble(name, parts, error if named else type(error)(f"{name}: {error.args[0]}"))
                 continue
             if stored is None:
                 self._skip(name, parts)

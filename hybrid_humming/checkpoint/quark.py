@@ -26,6 +26,7 @@ from hybrid_humming.checkpoint.common import (
     as_e8m0,
     check_bias,
     check_numel,
+    check_scalar,
     float_format,
     model_format,
     one,
@@ -183,6 +184,7 @@ class Quark(Importer):
         """Return the part that holds the static scale of the activations, or None; raises MissingTensor if the spec needs one."""
         if spec.activation_granularity == "tensor":
             require(name, parts, ("input_scale",), f"'{spec}'")
+            check_scalar(name, parts["input_scale"])
             return "input_scale"
         return "input_scale_2" if spec.activation_secondary and "input_scale_2" in parts else None
 
@@ -199,8 +201,10 @@ def _check_zero_point(name: str, parts: Parts, spec: Spec, layout: Layout, shape
     rows, columns = shape[::-1] if layout.transposed else shape
     # By group along the last axis, N; by channel a vector of N, packed along it too; by tensor a single word.
     want = rows * -(-columns // codes) if layout.transposed else -(-rows * columns // codes)
-    if info.numel not in (want, rows * columns):
-        raise CheckpointMismatch(f"{name}: weight_zero_point is {info}, but '{spec}' needs {want} elements")
+    flat = [size for size in info.shape if size != 1]
+    packed, plain = [rows, -(-columns // codes)] if layout.transposed else [want], [rows, columns]
+    if flat not in ([size for size in packed if size != 1], [size for size in plain if size != 1], [want]):
+        raise CheckpointMismatch(f"{name}: weight_zero_point is {info}, but '{spec}' needs {packed} words or {plain} numbers")
 
 
 def _zero_point(name: str, spec: Spec, layout: Layout, shape: tuple[int, int], stored: Tensor | None) -> Tensor | None:

@@ -83,6 +83,8 @@ def _slice(name: str, part: str, info: TensorInfo, experts: int) -> TensorInfo:
     """The header of the first expert's slice of a part; scalars, and (N, K) of all experts, are as they are."""
     if part == "weight_shape" and len(info.shape) == 1:
         numbers = info.integers()
+        if len(numbers) not in (2, 3):
+            raise CheckpointMismatch(f"{name}: weight_shape is {info}, expected (E, N, K)")
         if len(numbers) == 3 and numbers[0] != experts:
             raise CheckpointMismatch(f"{name}: weight_shape says {numbers}, but the weight has {experts} experts")
         skipped = (len(numbers) - 2) * (info.nbytes // max(info.numel, 1))

@@ -53,7 +53,7 @@ class TorchAO(Importer):
 
     def describe(self, name: str, parts: Parts) -> StoredLayer | None:
         """Return the layer, or None for a module without a subclass; raises what `Importer.describe` says."""
-        if "qdata" not in parts:
+        if not any(f".{PREFIX}" in f".{info.name}" for info in parts.values()):
             return None
         require(name, parts, ("qdata", "scale"), self.kind)
         n, k = matrix(name, parts["qdata"], (STORED[self.weight],), "[N, K]")
@@ -63,6 +63,12 @@ class TorchAO(Importer):
         out = model_format(self.config, stored)
         if granularity == "group" and (not columns or k % columns):
             raise CheckpointMismatch(f"{name}: scale is {scale}, but K={k} is no multiple of its {columns} groups")
+        asked, stored_size = _group_size(self.data), k // columns if granularity == "group" else None
+        if stored_size != asked and (granularity == "group" or asked is not None):
+            raise CheckpointMismatch(
+                f"{name}: scale is {scale}, groups of {stored_size or k} beside K={k}, but {self.config.source} says "
+                f"{self.kind} with group_size {asked}"
+            )
         spec = Spec(
             weight=self.weight,
             granularity=granularity,
@@ -102,6 +108,15 @@ def _quant_type(config: QuantConfig) -> tuple[str, Mapping[str, Any]]:
         )
     data = default.get("_data")
     return str(default["_type"]), data if isinstance(data, Mapping) else {}
+
+
+def _group_size(data: Mapping[str, Any]) -> int | None:
+    """Return the group size of the weight that the config says, as an option of its own or as its granularity; None: rows."""
+    wanted = data.get("granularity")
+    last = wanted[-1] if isinstance(wanted, list) and wanted else wanted
+    inner = last.get("_data") if isinstance(last, Mapping) else None
+    found = data.get("group_size") or (inner.get("group_size") if isinstance(inner, Mapping) else None)
+    return found if isinstance(found, int) else None
 
 
 def _activation(element: str | None, data: Mapping[str, Any], out: str) -> dict[str, Any]:

@@ -33,8 +33,11 @@ def test_spec_of_each_subclass(name):
 
 
 def test_group_and_tensor_scales(tmp_path):
-    group = changed(tmp_path / "group", "torchao-int8", layer=LAYER, _weight_scale=torch.rand(64, 2), _weight_zero_point=None)
-    assert str(load_canonical(group).spec(LAYER)) == "int8 g32:fp32 x bf16"
+    for i, data in enumerate(({"group_size": 32}, {"granularity": {"_type": "PerGroup", "_data": {"group_size": 32}}})):
+        kinds = {"default": {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": data}}
+        parts = {"_weight_scale": torch.rand(64, 2), "_weight_zero_point": None}
+        group = changed(tmp_path / f"group{i}", "torchao-int8", quantization={"quant_type": kinds}, layer=LAYER, **parts)
+        assert str(load_canonical(group, strict=False).spec(LAYER)) == "int8 g32:fp32 x bf16"
     tensor = changed(tmp_path / "tensor", "torchao-float8", layer=LAYER, _weight_scale=torch.rand(1, 1))
     assert str(load_canonical(tensor).spec(LAYER)) == "e4m3 tensor:fp32 x bf16"
 
