@@ -31,6 +31,10 @@ PROLOGUES = (
 LAYOUTS = (
     ("e4m3 g128", "m_major"), ("mxfp8", "m_major"), ("nvfp4", "m_major"), ("mxfp8", "packed"), ("mxfp4", "packed"),
 )  # fmt: skip
+WIDENED = (
+    ("int4 token", "int8"), ("int4 g128", "int8"), ("e0m3 token", "int8"), ("e2m1 token", "e4m3"), ("mxfp4", "e4m3"),
+    ("nvfp4", "e4m3"), ("mxfp6", "e4m3"), ("e3m2 token", "e4m3"),
+)  # fmt: skip
 CLOSE = ("silu", "gelu", "swiglu_oai")  # whose exponentials differ from torch's in the last place
 
 
@@ -45,6 +49,7 @@ class Case:
     prologue: str = ""
     layout: str = "row_major"
     static: bool = False
+    stored: str = ""
 
     @property
     def spec(self) -> Spec:
@@ -56,7 +61,8 @@ class Case:
         return any(name in self.prologue for name in CLOSE)
 
     def label(self) -> str:
-        more = [self.prologue, "" if self.layout == "row_major" else self.layout, "static" if self.static else ""]
+        layout, stored = "" if self.layout == "row_major" else self.layout, f"as {self.stored}" if self.stored else ""
+        more = [self.prologue, layout, "static" if self.static else "", stored]
         return f"{self.dtype} to {self.activation} [{self.m},{self.k}] {' '.join(filter(None, more))}".strip()
 
 
@@ -81,10 +87,11 @@ def arguments(case: Case, device: str) -> InputArgs:
         permutation = torch.randperm(k, device=on).int() if on.type != "meta" else torch.empty(k, dtype=torch.int32, device=on)
     if case.static:
         static = torch.full((1,), 0.037, device=on)
-    values, scale, second = empty_input((case.m,), k, spec, case.layout, on)
+    values, scale, second = empty_input((case.m,), k, spec, case.layout, on, case.stored)
     args = InputArgs(
         x=x, values=values, scale=scale, global_scale=second, input_scale=static, rows=rows, pre_quant_scale=pre,
         permutation=permutation, hadamard=hadamard, activation=activation, limit=0.0, packed=case.layout == "packed", spec=spec,
+        stored=case.stored or spec.activation,
     )  # fmt: skip
     poison(args)
     return args
@@ -124,8 +131,8 @@ def expected(args: InputArgs, device: str) -> InputArgs:
         layout = "packed"
     elif args.scale.dim() == 2 and args.scale.stride(0) == 1 and args.scale.stride(1) > 1:
         layout = "m_major"
-    m, k = args.values.shape[0], args.values.shape[1] * (2 if args.spec.activation_format.bits == 4 else 1)
-    values, scale, second = empty_input((m,), k, args.spec, layout, torch.device(device))
+    m, k = args.values.shape[0], args.values.shape[1] * (2 if parse_format(args.stored).bits == 4 else 1)
+    values, scale, second = empty_input((m,), k, args.spec, layout, torch.device(device), args.stored)
     want = args._replace(**moved, values=values, scale=scale, global_scale=second)
     poison(want, 0)
     cpu.quantize(want)
@@ -145,7 +152,7 @@ def differences(got: InputArgs, want: InputArgs) -> dict[str, Any]:
             if name == "values":
                 place = int(apart.nonzero()[0])
                 row, column = divmod(place, ours.shape[1])
-                pair = 2 if got.spec.activation_format.bits == 4 else 1
+                pair = 2 if parse_format(got.stored).bits == 4 else 1
                 known = got.rows is None and not got.activation and not got.hadamard and got.permutation is None
                 found["first"] = {
                     "row": row, "column": column, "got": int(memory(ours)[place]), "want": int(memory(theirs)[place]),
@@ -189,6 +196,9 @@ def bit_cases() -> Iterator[Case]:
         ragged = 1030 if group is None else 17 * group
         for m in (7, 300):
             yield Case(activation, m, ragged)
+    for activation, stored in WIDENED:
+        for m in (7, 300):
+            yield Case(activation, m, 4096, stored=stored)
     for activation in ("e4m3 token", "int8 token"):
         for k in (28672, 40960):
             yield Case(activation, 7, k)

@@ -18,7 +18,7 @@ from hybrid_humming.jit.args import GemmArgs, InputArgs
 from hybrid_humming.jit.compile import Compiled
 from hybrid_humming.jit.launch import load_launcher
 from hybrid_humming.jit.offline import compiling_for
-from hybrid_humming.plan import Plan, check_plan
+from hybrid_humming.plan import Plan, check_plan, fitting
 from hybrid_humming.plan.registry import kernel, quantizer
 from hybrid_humming.spec import PackLayout, Problem, Spec
 from hybrid_humming.weight import CanonicalWeight, QWeight
@@ -43,25 +43,33 @@ def compile_gemm(
     layout = layout or api.choose_layout(problem.spec, problem.n, problem.k, info, experts=problem.experts)
     chosen = api.choose_plan(problem, layout, info) if plan is None else check_plan(plan, problem, layout, info)
     launch = load_launcher(kernel(chosen.kernel).launcher)
+    given, _ = fitting(kernel(chosen.kernel), problem, layout, info)
     with compiling_for(info.sm) as compiled:
-        launch(meta_arguments(problem, layout, chosen), chosen)
+        launch(meta_arguments(given, layout, chosen), chosen)
         if problem.spec.quantizes_activation:
             quantize = load_launcher(quantizer(info.kind).launcher)
-            for arguments in meta_inputs(problem):
+            for arguments in meta_inputs(problem, given.spec.activation):
                 quantize(arguments)
     return chosen, tuple(compiled)
 
 
-def meta_inputs(problem: Problem) -> list[InputArgs]:
-    """Return the meta tensors of an input quantization: with a dynamic scale, and with a static one where there can be one."""
+def meta_inputs(problem: Problem, stored: str) -> list[InputArgs]:
+    """Return the meta tensors of an input quantization: with a dynamic scale, and with a static one where there can be one.
+
+    stored  the format that the values are stored in
+    """
     spec, (m, k) = problem.spec, (problem.m, problem.k)
-    values, scale, second = empty_input((m,), k, spec, "row_major", torch.device("meta"))
+    values, scale, second = empty_input((m,), k, spec, "row_major", torch.device("meta"), stored)
     permutation = _meta(k, dtype=torch.int32) if problem.act_order else None
     given = (None, _meta(1, dtype=torch.float32)) if spans_tensor(spec) else (None,)
     return [
-        InputArgs(_meta(m, k, dtype=_x_dtype(spec)), values, scale, second, s, None, None, permutation, 0, "", 0.0, False, spec)
-        for s in given
-    ]
+        InputArgs(
+            x=_meta(m, k, dtype=_x_dtype(spec)), values=values, scale=scale, global_scale=second, input_scale=static, rows=None,
+            pre_quant_scale=None, permutation=permutation, hadamard=0, activation="", limit=0.0, packed=False, spec=spec,
+            stored=stored,
+        )
+        for static in given
+    ]  # fmt: skip
 
 
 def meta_arguments(problem: Problem, layout: PackLayout, plan: Plan) -> GemmArgs:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 
 from hybrid_humming.device import DeviceInfo
+from hybrid_humming.dtypes import parse_format
 from hybrid_humming.jit.args import GemmArgs, InputArgs
 from hybrid_humming.pack import unpack
 from hybrid_humming.plan import KernelEntry, Plan, QuantizerEntry, Tile
-from hybrid_humming.reference import QuantizedInput, dequantize, dequantize_input, prepare_input, quantize_input
+from hybrid_humming.reference import QuantizedInput, dequantize, dequantize_input, prepare_input, quantize_input, widen_input
 from hybrid_humming.spec import PackLayout, Problem
 from hybrid_humming.weight import InputTransform, QWeight
 
@@ -77,7 +78,10 @@ def quantize(args: InputArgs) -> None:
     transform = InputTransform(pre_quant_scale=args.pre_quant_scale, hadamard=args.hadamard or None, permutation=args.permutation)
     x = prepare_input(args.x, rows=args.rows, activation=args.activation, limit=args.limit or None, transform=transform)
     made = quantize_input(x, args.spec, input_scale=args.input_scale)
-    args.values.copy_(made.values)
+    values = made.values
+    if args.stored != args.spec.activation:
+        values = widen_input(values, args.spec.activation_format, parse_format(args.stored))
+    args.values.copy_(values)
     assert made.scale is not None
     if args.packed:
         groups = made.scale.view(torch.uint8)

@@ -109,10 +109,10 @@ def spans_tensor(spec: Spec) -> bool:
 
 
 def empty_input(
-    lead: tuple[int, ...], k: int, spec: Spec, scale_layout: str, device: torch.device
+    lead: tuple[int, ...], k: int, spec: Spec, scale_layout: str, device: torch.device, stored: str = ""
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return unwritten (values, scale, global_scale) for x [*lead, k]."""
-    fmt, scale_fmt = spec.activation_format, parse_format(str(spec.activation_scale))
+    """Return unwritten (values, scale, global_scale) for x [*lead, k]; stored: format of the values in place of the spec's."""
+    fmt, scale_fmt = parse_format(stored or spec.activation), parse_format(str(spec.activation_scale))
     values = torch.empty((*lead, k // 2 if fmt.bits == 4 else k), dtype=fmt.torch_storage, device=device)
     m = math.prod(lead)
     second = torch.empty(1, dtype=torch.float32, device=device) if spec.activation_secondary else None
@@ -141,31 +141,27 @@ class _Quantizer:
 
     __slots__ = ("counter", "fuses", "launch", "spec")
 
-    def __init__(self, spec: Spec, k: int, dtype: torch.dtype, device: torch.device, hadamard: int, permuted: bool, prologue: str):
-        load_catalogs()
+    def __init__(self, spec: Spec, stored: str, k: int, dtype: torch.dtype, device: torch.device, before: str, fuses: bool) -> None:
         info = DeviceInfo.of(device)
         entry = quantizer(info.kind)
-        self.spec = spec
+        self.spec, self.fuses = spec, fuses
         self.launch = load_launcher(entry.launcher)
-        self.fuses = not prologue or entry.fuses(spec, k, hadamard, permuted)
-        note = "" if self.fuses else ", before it in torch"
-        before = f"{prologue}{note}" if prologue else ""
-        self.counter = InputCounter(spec.activation_line, k, str(dtype).removeprefix("torch."), info.name, entry.name, before)
+        line = f"{spec.activation_line} as {stored}" if stored else spec.activation_line
+        note = "" if fuses else ", before it in torch"
+        self.counter = InputCounter(line, k, str(dtype).removeprefix("torch."), info.name, entry.name, before + note)
 
 
 @functools.lru_cache(maxsize=4096)
 def _quantizer(
-    spec: str, k: int, dtype: torch.dtype, device: torch.device, activation: str, hadamard: int, permuted: bool, scaled: bool,
-    gathered: bool,
+    spec: str, stored: str, k: int, dtype: torch.dtype, device: torch.device, activation: str, hadamard: int,
+    permuted: bool, scaled: bool, gathered: bool,
 ) -> _Quantizer:  # fmt: skip
-    steps = (
-        "rows" if gathered else "",
-        activation,
-        "pre_quant_scale" if scaled else "",
-        f"Hadamard {hadamard}" if hadamard else "",
-    )
-    prologue = " > ".join(filter(None, (*steps, "permutation" if permuted else "")))
-    return _Quantizer(parse_spec(spec), k, dtype, device, hadamard, permuted, prologue)
+    load_catalogs()
+    parsed = parse_spec(spec)
+    block = f"Hadamard {hadamard}" if hadamard else ""
+    steps = ("rows" * gathered, activation, "pre_quant_scale" * scaled, block, "permutation" * permuted)
+    fuses = quantizer(device.type).fuses(parsed, k, hadamard, permuted)
+    return _Quantizer(parsed, stored, k, dtype, device, " > ".join(filter(None, steps)), fuses)
 
 
 def run_input(
@@ -179,15 +175,17 @@ def run_input(
     limit: float = 0.0,
     hadamard: int = 0,
     scale_layout: str = "row_major",
+    stored: str = "",
 ) -> QuantizedInput:
-    """Quantize checked arguments on the current device."""
+    """Quantize checked arguments on the current device; stored: the format that holds the values, other than the spec's."""
     k = x.shape[-1] // 2 if activation else x.shape[-1]
     chosen = _quantizer(
-        spec, k, x.dtype, x.device, activation, hadamard, permutation is not None, pre_quant_scale is not None, rows is not None
-    )
+        spec, stored, k, x.dtype, x.device, activation, hadamard, permutation is not None, pre_quant_scale is not None,
+        rows is not None,
+    )  # fmt: skip
     parsed = chosen.spec
     lead = x.shape[:-1] if rows is None else rows.shape
-    values, scale, second = empty_input(lead, k, parsed, scale_layout, x.device)
+    values, scale, second = empty_input(lead, k, parsed, scale_layout, x.device, stored)
     if values.numel() == 0:
         return _quantized_nothing(values, scale, second, parsed, input_scale)
     x2 = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
@@ -202,7 +200,7 @@ def run_input(
         input_scale = input_scale.to(torch.float32).reshape(1)
     args = InputArgs(
         x2, values if values.dim() == 2 else values.view(-1, values.shape[-1]), scale, second, input_scale, rows, pre_quant_scale,
-        permutation, hadamard, activation, limit, scale_layout == "packed", parsed,
+        permutation, hadamard, activation, limit, scale_layout == "packed", parsed, stored or parsed.activation,
     )  # fmt: skip
     chosen.launch(args)
     chosen.counter.calls += 1

@@ -21,9 +21,9 @@ from hybrid_humming.inputs import parse_spec, run_input, spans_tensor, unpack_sc
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.launch import load_launcher
 from hybrid_humming.pack import unpack
-from hybrid_humming.plan import Plan, check_plan, choose_plan, m_bucket
+from hybrid_humming.plan import Plan, check_plan, choose_plan, fitting, m_bucket
 from hybrid_humming.plan.registry import kernel
-from hybrid_humming.reference import apply_transform, dequantize
+from hybrid_humming.reference import apply_transform, dequantize, widen_input
 from hybrid_humming.spec import PackLayout, Problem, Spec
 from hybrid_humming.usage import Counter
 from hybrid_humming.weight import InputTransform, QWeight
@@ -86,11 +86,13 @@ class Options:
 class _Prepared:
     """One planned problem on one device: made once, used by every call of its M bucket."""
 
-    __slots__ = ("counter", "device", "launch", "layout", "memos", "plan", "problem", "spec", "warm")
+    __slots__ = ("counter", "launch", "layout", "memos", "plan", "problem", "stored", "warm")
 
     def __init__(self, problem: Problem, layout: PackLayout, plan: Plan, device: DeviceInfo) -> None:
-        self.problem, self.layout, self.plan, self.device = problem, layout, plan, device
-        self.spec = problem.spec
+        self.layout, self.plan = layout, plan
+        self.problem, _ = fitting(kernel(plan.kernel), problem, layout, device)
+        given = self.problem.spec.activation
+        self.stored = given if given != problem.spec.activation else ""  # another format that x is stored in for this kernel
         self.launch = load_launcher(kernel(plan.kernel).launcher)
         self.counter = Counter(problem, plan, device.name)
         self.warm = False
@@ -153,29 +155,33 @@ def _run(
     parsed = parse_spec(spec)
     if out.numel() == 0:
         return
-    if parsed.quantizes_activation:
-        if x_scale is None:
-            _check_invariant(parsed, options, input_scale)
-            x = x if x.dtype != torch.float64 else x.float()
-            static = input_scale if spans_tensor(parsed) else None
-            x, x_scale, x_global_scale = run_input(x, static, None, permutation, pre_quant_scale, spec, "", 0.0, hadamard)
-        elif x_scale.dtype == torch.int32:
-            x_scale = unpack_scale(x_scale, parsed, _parse_layout(layout).k)
-    elif permutation is not None or pre_quant_scale is not None or hadamard:
-        transform = InputTransform(permutation=permutation, pre_quant_scale=pre_quant_scale, hadamard=hadamard or None)
-        x = apply_transform(x, transform)
-    x2 = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    if x2.stride(1) != 1:
-        x2 = x2.contiguous()
-    m = x2.shape[0]
-    if x_scale is not None and x_scale.dim() > 2:
-        x_scale = x_scale.reshape(m, -1)
+    m = math.prod(x.shape[:-1])
     key = (m_bucket(m), bias is not None, out.dtype, plan, options)
     prepared: _Prepared | None = cache.get(key) if cache is not None else None
     if prepared is None:
         prepared = _prepare(spec, layout, plan, options, key[0], key[1], permutation is not None, _format_name(out.dtype), x.device)
         if cache is not None:
             cache[key] = prepared
+    if parsed.quantizes_activation:
+        if x_scale is None:
+            _check_invariant(parsed, options, input_scale)
+            x = x if x.dtype != torch.float64 else x.float()
+            static = input_scale if spans_tensor(parsed) else None
+            x, x_scale, x_global_scale = run_input(
+                x, static, None, permutation, pre_quant_scale, spec, "", 0.0, hadamard, "row_major", prepared.stored
+            )
+        elif prepared.stored:
+            x = widen_input(x, parsed.activation_format, parse_format(prepared.stored))
+        if x_scale is not None and x_scale.dtype == torch.int32:
+            x_scale = unpack_scale(x_scale, parsed, prepared.layout.k)
+    elif permutation is not None or pre_quant_scale is not None or hadamard:
+        transform = InputTransform(permutation=permutation, pre_quant_scale=pre_quant_scale, hadamard=hadamard or None)
+        x = apply_transform(x, transform)
+    x2 = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    if x2.stride(1) != 1:
+        x2 = x2.contiguous()
+    if x_scale is not None and x_scale.dim() > 2:
+        x_scale = x_scale.reshape(m, -1)
     if x.is_cuda and not prepared.warm and torch.cuda.is_current_stream_capturing():
         raise CompileError(
             f"{prepared.problem} has not run yet and a CUDA graph is being captured; "

@@ -47,13 +47,14 @@ class InputArgs(NamedTuple):
     """One quantization of x, checked and on one device; M >= 1 and K >= 1.
 
     x             [T, K], or [T, 2K] before an activation; bf16, fp16 or fp32, unit stride along K
-    values        [M, K], or [M, K/2] for codes of four bits, contiguous: written
+    values        [M, K], or [M, K/2] for codes of four bits, contiguous: written, in the storage of the format `stored`
     scale         [M, 1] | [M, K/G] | [1], any strides; with `packed` int32 [M, ceil(K/(4G))] with unit stride along M, four e8m0
                   scales a word, the first in the low byte. Written, with the rows that fill 16 bytes of an M-major one
     global_scale  [1] fp32 to write, or None
     input_scale   [1] fp32: a static scale (of the tensor, or the second one), or None
     rows          [M] int32 or int64: the row of x that each row is made from, one outside x stands for zeros; None: M = T
     pre_quant_scale, permutation   [K], as InputTransform's; hadamard: its block, or 0
+    stored        name of the spec's activation format, or of one that holds its values and is stored in its place: int8, e4m3
     activation    "", or one of reference.prologue.ACTIVATIONS;  limit: of its clamp, 0 for none
     """
 
@@ -70,3 +71,4 @@ class InputArgs(NamedTuple):
     limit: float
     packed: bool
     spec: Spec
+    stored: str

@@ -9,10 +9,10 @@ from hybrid_humming import env
 from hybrid_humming.device import DeviceInfo
 from hybrid_humming.errors import FallbackRefused, LayoutError, PlanError, UnsupportedProblem
 from hybrid_humming.pack import make_layout
-from hybrid_humming.plan.fallback import fallback_reason
+from hybrid_humming.plan.fallback import fallback_reason, stand_in
 from hybrid_humming.plan.registry import kernel, kernels, layouts
 from hybrid_humming.plan.tuned import Row, tuned
-from hybrid_humming.plan.types import Candidate, KernelEntry, Plan, Rejection
+from hybrid_humming.plan.types import Candidate, KernelEntry, LayoutEntry, Plan, Rejection
 from hybrid_humming.spec import PackLayout, Problem, Spec
 from hybrid_humming.weight import Facts
 
@@ -42,7 +42,7 @@ def choose_layout(
     for entry in layouts():
         if family is not None and entry.family != family:
             continue
-        reason = _not_for(entry.family, device) or entry.reject(spec, n, k, device)
+        reason = _not_for(entry.family, device) or _held(entry, spec, n, k, device)
         if experts and not entry.experts:
             reason = f"holds dense weights, this one has {experts} experts"
         elif inside_block and not entry.inside_blocks:
@@ -55,6 +55,13 @@ def choose_layout(
         reasons.append(f"{entry.family}: {reason}")
     known = ", ".join(e.family for e in layouts())
     raise LayoutError(f"no layout holds '{spec}' [{n}, {k}] for {device.name}: {'; '.join(reasons) or f'known are {known}'}")
+
+
+def _held(entry: LayoutEntry, spec: Spec, n: int, k: int, device: DeviceInfo) -> str | None:
+    """Return why a layout can't hold the weight, neither beside its own activations nor beside those that stand in for them."""
+    reason = entry.reject(spec, n, k, device)
+    other = stand_in(spec, device)
+    return reason if reason is None or other == spec else entry.reject(other, n, k, device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +87,16 @@ def _survey(problem: Problem, layout: PackLayout, device: DeviceInfo, hidden_for
     problem = problem.replace(m=m_bucket(problem.m))
     candidates, rejections = [], []
     for entry in kernels():
-        reason = _reject(entry, problem, layout, device)
+        given, reason = fitting(entry, problem, layout, device)
         if reason is not None:
             rejections.append(Rejection(kernel=entry.name, reason=reason))
             continue
-        tiles = list(entry.tiles(problem, layout, device))
+        tiles = list(entry.tiles(given, layout, device))
         if not tiles:
             rejections.append(Rejection(kernel=entry.name, reason="no tile of this kernel fits the problem"))
         for tile in tiles:
-            cost = entry.cost_us(tile, problem, layout, device)
-            candidates.append(Candidate(entry=entry, tile=tile, cost_us=cost))
+            cost = entry.cost_us(tile, given, layout, device)
+            candidates.append(Candidate(entry=entry, tile=tile, cost_us=cost, problem=given))
     candidates.sort(key=lambda c: (c.cost_us, c.entry.name, str(c.tile)))
     measured = tuned(problem, device)
     if measured is not None and not problem.batch_invariant:
@@ -107,13 +114,13 @@ def choose_plan(problem: Problem, layout: PackLayout, device: DeviceInfo, *, fal
     choice = survey(problem, layout, device)
     problem = choice.problem
     for candidate in choice.candidates:
-        multiplies = candidate.entry.multiplies(problem, device)
+        multiplies = candidate.entry.multiplies(candidate.problem or problem, device)
         if fallback == "error" and fallback_reason(problem.spec.activation, multiplies, device):
             continue
         return make_plan(candidate, problem, layout, device)
     if choice.candidates:
-        entry = choice.candidates[0].entry
-        reason = fallback_reason(problem.spec.activation, entry.multiplies(problem, device), device)
+        first = choice.candidates[0]
+        reason = fallback_reason(problem.spec.activation, first.entry.multiplies(first.problem or problem, device), device)
         raise FallbackRefused(
             f"{problem} on {device.name}: {reason}; allow it with Options(fallback='allow'), or choose another activation format"
         )
@@ -123,14 +130,14 @@ def choose_plan(problem: Problem, layout: PackLayout, device: DeviceInfo, *, fal
 
 def make_plan(candidate: Candidate, problem: Problem, layout: PackLayout, device: DeviceInfo) -> Plan:
     """Return the plan that runs `candidate`."""
-    entry, multiplies = candidate.entry, candidate.entry.multiplies(problem, device)
+    entry, multiplies = candidate.entry, candidate.entry.multiplies(candidate.problem or problem, device)
     tile = candidate.tile
     return Plan(
         kernel=entry.name,
         tile=tile.replace(dependent_launch=True) if problem.dependent_launch and entry.dependent_launch else tile,
         multiplies=multiplies,
         fallback=fallback_reason(problem.spec.activation, multiplies, device),
-        workspace_bytes=entry.workspace(candidate.tile, problem, layout, device),
+        workspace_bytes=entry.workspace(candidate.tile, candidate.problem or problem, layout, device),
         cost_us=candidate.cost_us,
         source=candidate.source,
     )
@@ -139,16 +146,36 @@ def make_plan(candidate: Candidate, problem: Problem, layout: PackLayout, device
 def check_plan(plan: Plan, problem: Problem, layout: PackLayout, device: DeviceInfo) -> Plan:
     """Return a user's plan with what follows from its tile filled in for this M; PlanError names the number that breaks it."""
     entry = kernel(plan.kernel)
-    reason = plan.tile.nonsense() or _reject(entry, problem, layout, device) or entry.check(plan.tile, problem, layout, device)
+    given, unfit = fitting(entry, problem, layout, device)
+    reason = plan.tile.nonsense() or unfit or entry.check(plan.tile, given, layout, device)
     if reason is not None:
         raise PlanError(f"{plan} can't run {problem} on {device.name}: {reason}")
-    multiplies = entry.multiplies(problem, device)
+    multiplies = entry.multiplies(given, device)
     return plan.replace(
         source=plan.source,
         multiplies=multiplies,
         fallback=fallback_reason(problem.spec.activation, multiplies, device),
-        workspace_bytes=entry.workspace(plan.tile, problem, layout, device),
+        workspace_bytes=entry.workspace(plan.tile, given, layout, device),
     )
+
+
+def fitting(entry: KernelEntry, problem: Problem, layout: PackLayout, device: DeviceInfo) -> tuple[Problem, str | None]:
+    """Return the problem to give to a kernel and None, or `problem` and the reason why the kernel can't run it.
+
+    The problem is the one asked for, or, where the GPU can't multiply its activations and the kernel can't take them, the one
+    with an 8-bit format that holds their values in its place.
+    """
+    reason = _reject(entry, problem, layout, device)
+    if reason is None:
+        return problem, None
+    other = stand_in(problem.spec, device)
+    if other == problem.spec:
+        return problem, reason
+    given = problem.replace(spec=other)
+    again = _reject(entry, given, layout, device)
+    if again is None:
+        return given, None
+    return problem, reason if again == reason else f"{reason}; with {other.activation} in its place: {again}"
 
 
 def _reject(entry: KernelEntry, problem: Problem, layout: PackLayout, device: DeviceInfo) -> str | None:
@@ -177,7 +204,10 @@ def _prefer(
 ) -> list[Candidate]:
     name, tile, us = measured
     entry = next((e for e in kernels() if e.name == name), None)
-    if entry is None or _reject(entry, problem, layout, device) or entry.check(tile, problem, layout, device):
+    if entry is None:
         return candidates
-    first = Candidate(entry=entry, tile=tile, cost_us=us, source="tuned")
+    given, unfit = fitting(entry, problem, layout, device)
+    if unfit or entry.check(tile, given, layout, device):
+        return candidates
+    first = Candidate(entry=entry, tile=tile, cost_us=us, problem=given, source="tuned")
     return [first, *[c for c in candidates if (c.entry, c.tile) != (entry, tile)]]

@@ -2,12 +2,19 @@
 
 A substitute holds every value of the format exactly, except that bf16 on a GPU without bf16 tensor cores
 is multiplied by fp32 FMA. The first substitute that the device multiplies is the one used.
+
+Where that is an 8-bit format, as for 4-bit activations on Hopper, kernels for it serve: they are given the stand-in spec, and x
+with the values of the narrow grid stored in the wider format (`stand_in`).
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 from hybrid_humming import env
 from hybrid_humming.device import DeviceInfo
+from hybrid_humming.dtypes import parse_format
+from hybrid_humming.spec import Spec
 
 HIDDEN = ("e3m4", "e0m3")
 
@@ -31,6 +38,14 @@ def operand_format(activation: str, device: DeviceInfo) -> str:
     if device.multiplies(activation) and not _turned_off(activation, device):
         return activation
     return next((f for f in SUBSTITUTES[activation] if device.multiplies(f)), "fp32")
+
+
+def stand_in(spec: Spec, device: DeviceInfo) -> Spec:
+    """Return the spec of kernels that can run `spec`: itself, or with the 8-bit format that holds its activations' values."""
+    if not spec.quantizes_activation:
+        return spec
+    operand = operand_format(spec.activation, device)
+    return spec if operand == spec.activation or parse_format(operand).is_wide else dataclasses.replace(spec, activation=operand)
 
 
 def fallback_reason(activation: str, multiplies: str, device: DeviceInfo) -> str:

@@ -137,11 +137,12 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A kernel with one legal tile and its cost."""
+    """A kernel with one legal tile and its cost; problem: what the kernel is given, if not what was asked."""
 
     entry: KernelEntry
     tile: Tile
     cost_us: float
+    problem: Problem | None = None
     source: str = "heuristic"
 
 

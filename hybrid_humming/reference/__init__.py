@@ -1,6 +1,6 @@
 """The oracle, in torch: slow, obvious, on any device. Every kernel is compared with it."""
 
-from hybrid_humming.reference.activation import QuantizedInput, dequantize_input, quantize_input
+from hybrid_humming.reference.activation import QuantizedInput, dequantize_input, quantize_input, widen_input
 from hybrid_humming.reference.dequantize import dequantize
 from hybrid_humming.reference.gemm import gemm
 from hybrid_humming.reference.moe import fused_moe
@@ -18,4 +18,5 @@ __all__ = [
     "prepare_input",
     "quantize",
     "quantize_input",
+    "widen_input",
 ]

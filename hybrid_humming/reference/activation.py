@@ -93,6 +93,11 @@ def decode_input(values: Tensor, fmt: ElementFormat, dtype: torch.dtype) -> Tens
     return decode(codes ^ 8 if fmt.name == "int4" else codes, fmt, dtype)
 
 
+def widen_input(values: Tensor, fmt: ElementFormat, stored: ElementFormat) -> Tensor:
+    """Return stored activation codes of `fmt` [.., K] in the storage of `stored`, a format that holds each of their values."""
+    return decode_input(values, fmt, torch.float32).to(stored.torch_storage)
+
+
 def _global_scale(work: Tensor, fmt: ElementFormat, scale_fmt: ElementFormat) -> Tensor:
     """[1] fp32: the largest finite magnitude then needs the largest group scale."""
     finite = torch.where(torch.isfinite(work), work.abs(), 0.0)

@@ -12,7 +12,7 @@ EVERY = list(bit_cases())
 
 
 def test_every_format_is_checked_with_every_input_type_m_and_a_ragged_k():
-    plain = [c for c in EVERY if not c.prologue]
+    plain = [c for c in EVERY if not c.prologue and not c.stored]
     for activation in {c.activation for c in plain}:
         mine = [c for c in plain if c.activation == activation]
         assert {c.dtype for c in mine} == {"bf16", "fp16", "fp32"} and {1, 7, 64, 300, 4096} <= {c.m for c in mine}

@@ -33,7 +33,7 @@ def built(line, m, sm, more, k=4096):
         x=torch.empty(m, 2 * k if activation else k, dtype=torch.bfloat16, device=meta), values=values, scale=scale,
         global_scale=second, input_scale=None, rows=torch.empty(m, dtype=torch.int32, device=meta) if more == "rows" else None,
         pre_quant_scale=None, permutation=None, hadamard=128 if more == "hadamard" else 0, activation=activation, limit=0.0,
-        packed=more == "packed", spec=spec,
+        packed=more == "packed", spec=spec, stored=spec.activation,
     )  # fmt: skip
     with compiling_for(sm) as compiled:
         quantize(args)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hybrid_humming as hh
-from bench.quantize_cases import FORMATS, LAYOUTS, PROLOGUES, Case, arguments, differences, expected, nearly
+from bench.quantize_cases import FORMATS, LAYOUTS, PROLOGUES, WIDENED, Case, arguments, differences, expected, nearly
 from hybrid_humming.reference import quantize_input
 from hybrid_humming.usage import report, reset_report
 
@@ -12,10 +12,11 @@ PLAIN = [Case(f, m, 2048 + 128, dtype) for f in FORMATS for m, dtype in ((7, "bf
 BEFORE = [Case(f, m, 2048, prologue=p) for p in PROLOGUES for f in ("e4m3 token", "e4m3 g128", "nvfp4") for m in (7, 130)]
 LAID_OUT = [Case(f, m, 1024 + 128, layout=layout) for f, layout in LAYOUTS for m in (1, 130)]
 STATIC = [Case(f, 130, 2048, static=True) for f in ("e4m3 tensor", "int8 tensor", "nvfp4")]
+WIDE = [Case(f, m, 2048, stored=stored) for f, stored in WIDENED for m in (7, 130)]
 LONG = [Case(f, 5, 40960) for f in ("e4m3 token", "int8 token")]
 
 
-@pytest.mark.parametrize("case", [*PLAIN, *BEFORE, *LAID_OUT, *STATIC, *LONG], ids=Case.label)
+@pytest.mark.parametrize("case", [*PLAIN, *BEFORE, *LAID_OUT, *STATIC, *LONG, *WIDE], ids=Case.label)
 def test_codes_scales_and_padding_are_those_of_the_reference(case):
     from hybrid_humming.triton_kernels.quantize.launch import quantize
 

@@ -13,12 +13,13 @@ def storage_bytes(tensor):
 
 
 def by_kernel(
-    x, spec, *, input_scale=None, rows=None, transform=None, activation="", limit=0.0, scale_layout="row_major", tile=None
-):
+    x, spec, *, input_scale=None, rows=None, transform=None, activation="", limit=0.0, scale_layout="row_major", tile=None,
+    stored="",
+):  # fmt: skip
     """(values, scale, global scale) as the kernel writes them into memory full of 0x5a."""
     lead = x.shape[:-1] if rows is None else rows.shape
     k = x.shape[-1] // 2 if activation else x.shape[-1]
-    made = empty_input(tuple(lead), k, spec, scale_layout, x.device)
+    made = empty_input(tuple(lead), k, spec, scale_layout, x.device, stored)
     for tensor in made:
         if tensor is not None:
             storage_bytes(tensor).fill_(0x5A)
@@ -29,19 +30,22 @@ def by_kernel(
     quantize(
         InputArgs(
             x=x, values=values, scale=scale, global_scale=second, input_scale=input_scale, rows=rows, activation=activation,
-            limit=limit, packed=scale_layout == "packed", spec=spec, **transform_of,
+            limit=limit, packed=scale_layout == "packed", spec=spec, stored=stored or spec.activation,
+            **transform_of,
         ),
         tile,
     )  # fmt: skip
     return made
 
 
-def by_reference(x, spec, *, input_scale=None, rows=None, transform=None, activation="", limit=0.0, scale_layout="row_major"):
+def by_reference(
+    x, spec, *, input_scale=None, rows=None, transform=None, activation="", limit=0.0, scale_layout="row_major", stored=""
+):
     """The same on the CPU through the library's CPU path."""
     pre, perm, hadamard = (None, None, 0)
     if transform is not None:
         pre, perm, hadamard = transform.pre_quant_scale, transform.permutation, transform.hadamard or 0
-    return run_input(x, input_scale, rows, perm, pre, str(spec), activation, limit, hadamard, scale_layout)
+    return run_input(x, input_scale, rows, perm, pre, str(spec), activation, limit, hadamard, scale_layout, stored)
 
 
 def differences(got, want):

@@ -43,6 +43,7 @@ def run(x, spec, tile=None, input_scale=None):
     args = InputArgs(
         x=x, values=values, scale=scale, global_scale=second, input_scale=input_scale, rows=None, pre_quant_scale=None,
         permutation=None, hadamard=0, activation="", limit=0.0, packed=False, spec=spec,
+        stored=spec.activation,
     )  # fmt: skip
     quantize(args, tile)
     return (values, scale, second), (want.values, want.scale, want.global_scale)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hybrid_humming.reference import dequantize_input, prepare_input
+from hybrid_humming.reference.activation import decode_input
 from hybrid_humming.spec import Spec
 from hybrid_humming.triton_kernels.quantize.catalog import fuses
 from hybrid_humming.triton_kernels.quantize.launch import InputTile
@@ -157,3 +158,19 @@ def test_static_scales_at_the_edges(line, scale):
     x, spec = hard(8, 256, torch.float32), Spec.parse(line)
     given = torch.tensor([scale])
     assert not differences(by_kernel(x, spec, input_scale=given), by_reference(x, spec, input_scale=given))
+
+
+@pytest.mark.parametrize(("line", "stored"), [
+    ("int4 channel x int4 token", "int8"), ("int4 g32 x int4 g32", "int8"), ("e0m3 g32 x e0m3 g32", "int8"),
+    ("e2m1 g32 x e2m1 token", "e4m3"), (FP4, "e4m3"), (NV, "e4m3"), ("mxfp6 x mxfp6", "e4m3"), ("e3m2 g32 x e3m2 token", "e4m3"),
+])  # fmt: skip
+@pytest.mark.parametrize("unit", [None, 128])
+def test_narrow_grids_are_stored_in_8_bits_with_the_same_values(line, stored, unit):
+    x, spec = hard(8, 256, torch.float32), Spec.parse(line)
+    if unit and spec.activation_granularity != "token":
+        unit = None
+    got = by_kernel(x, spec, stored=stored, tile=InputTile(unit=unit) if unit else None)
+    assert not differences(got, by_reference(x, spec, stored=stored))
+    narrow = by_reference(x, spec)
+    assert torch.equal(got[0].float(), decode_input(narrow.values, spec.activation_format, torch.float32))
+    assert got[0].dtype == {"int8": torch.int8, "e4m3": torch.float8_e4m3fn}[stored]

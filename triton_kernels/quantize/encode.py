@@ -9,10 +9,13 @@ import triton
 import triton.language as tl
 
 from hybrid_humming.dtypes import ElementFormat
+from hybrid_humming.triton_kernels.dequant.floats import float_bits
 
-# How codes are stored: BYTES one a byte, NIBBLES two a byte, the first in the low half.
+# How codes are stored: BYTES one a byte, NIBBLES two a byte, the first in the low half, or their values as INT8 or as E4M3.
 BYTES = 0
 NIBBLES = 1
+AS_INT8 = 2
+AS_E4M3 = 3
 
 
 @triton.jit
@@ -104,8 +107,24 @@ def pack_nibbles(codes, UNITS: tl.constexpr, UNIT: tl.constexpr):
     return low | (high << 4)
 
 
-def encoder_constants(fmt: ElementFormat, sm: int) -> dict[str, object]:
-    """Constants of `encode` for a format on an SM (0: the interpreter, which has no conversions)."""
+@triton.jit
+def widened(codes, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, INTEGER: tl.constexpr, STORAGE: tl.constexpr):
+    """int32 codes of fewer than 8 bits -> bytes of int8 or e4m3 with the same values, in the low bits."""
+    if INTEGER:
+        HALF: tl.constexpr = 1 << (MANTISSA - 1)
+        return (codes ^ HALF) - HALF
+    magnitude = codes & ((1 << (EXPONENT + MANTISSA)) - 1)
+    negative = (codes >> (EXPONENT + MANTISSA)) != 0
+    if STORAGE == 2:
+        return tl.where(negative, -magnitude, magnitude)
+    else:
+        wide = magnitude_code(float_bits(magnitude, EXPONENT, MANTISSA), 4, 3)
+        return tl.where(negative, wide | 128, wide)
+
+
+def encoder_constants(fmt: ElementFormat, sm: int, stored: str) -> dict[str, object]:
+    """Constants of `encode` for a format on an SM (0: the interpreter, which has no conversions), and how codes are stored."""
+    own = NIBBLES if fmt.bits == 4 else BYTES
     return {
         "EXPONENT": fmt.exponent_bits,
         "MANTISSA": fmt.bits if fmt.is_integer else fmt.mantissa_bits,
@@ -114,5 +133,5 @@ def encoder_constants(fmt: ElementFormat, sm: int) -> dict[str, object]:
         "INTEGER": fmt.is_integer,
         "SPECIALS": not fmt.finite_only,
         "HARDWARE": not fmt.finite_only and sm >= 89,
-        "STORAGE": NIBBLES if fmt.bits == 4 else BYTES,
+        "STORAGE": own if stored == fmt.name else {"int8": AS_INT8, "e4m3": AS_E4M3}[stored],
     }

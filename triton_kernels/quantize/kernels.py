@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from hybrid_humming.triton_kernels.quantize.divide import by_power_of_two, quotient
-from hybrid_humming.triton_kernels.quantize.encode import as_float, encode, pack_nibbles
+from hybrid_humming.triton_kernels.quantize.encode import as_float, encode, pack_nibbles, widened
 from hybrid_humming.triton_kernels.quantize.load import load_input
 from hybrid_humming.triton_kernels.quantize.scale import absmax_bits, given_scale, scale_of
 
@@ -142,6 +142,8 @@ def quantize_kernel(
         REACH, SLACK, EMAX, EXPONENT_S, MANTISSA_S, LARGEST_S, TOP_S, NAN_S, SIGN_S, WIDE_S,
     )  # fmt: skip
     codes = encode(units, values, EXPONENT, MANTISSA, SMALLEST, LARGEST, INTEGER, SPECIALS, HARDWARE)
+    if STORAGE >= 2:
+        codes = widened(codes, EXPONENT, MANTISSA, INTEGER, STORAGE)
     store_codes(codes_ptr, codes, row, group * GROUP, inside, K, STORAGE, UNITS, UNIT)
 
 
@@ -175,6 +177,8 @@ def long_row_kernel(
         )  # fmt: skip
         units = quotient(values, real[:, None], None, FUSED)
         codes = encode(units, values, EXPONENT, MANTISSA, SMALLEST, LARGEST, INTEGER, SPECIALS, HARDWARE)
+        if STORAGE >= 2:
+            codes = widened(codes, EXPONENT, MANTISSA, INTEGER, STORAGE)
         store_codes(codes_ptr, codes, row, tl.full([1], k0, tl.int32), inside, K, STORAGE, 1, UNIT)
 
 

@@ -77,7 +77,7 @@ def quantize(args: InputArgs, tile: InputTile | None = None) -> None:
     """Write values, scale and, where there is one, global_scale."""
     spec, x = args.spec, args.x
     m = args.values.shape[0]
-    k = args.values.shape[1] * (2 if spec.activation_format.bits == 4 else 1)
+    k = args.values.shape[1] * (2 if parse_format(args.stored).bits == 4 else 1)
     sm = 0 if interpreting() else target_sm(x.device)  # 0: what the interpreter can run
     m_major = spec.activation_granularity == "group" and args.scale.stride(0) == 1 and args.scale.stride(1) > 1
     tile = tile or choose_tile(spec, m, k, args.hadamard, m_major=m_major)
@@ -86,8 +86,8 @@ def quantize(args: InputArgs, tile: InputTile | None = None) -> None:
     (t, _), stride = x.shape, x.stride(0)
     before = (args.activation, args.limit, args.hadamard)
     kinds = (
-        spec, sm, k, tile, source, second, before, args.packed, m == 1, m % 16, t == 1, t % 16, x.dtype, x.device.index,
-        stride, max(m, t) * stride >= 2**31, *map(_kind, (*load, args.input_scale)), args.scale.stride(),
+        spec, sm, k, tile, source, second, before, args.packed, args.stored, m == 1, m % 16, t == 1, t % 16, x.dtype,
+        x.device.index, stride, max(m, t) * stride >= 2**31, *map(_kind, (*load, args.input_scale)), args.scale.stride(),
     )  # fmt: skip
     memo: dict[str, Any] | None = _memos.setdefault(kinds, {}) if jit_launch.offline is None else {}
     first_scale = second_scale = args.input_scale
@@ -105,7 +105,8 @@ def quantize(args: InputArgs, tile: InputTile | None = None) -> None:
     if spec.activation_granularity == "token" and k > tile.unit:
         launch_triton(
             long_row_kernel, (m, 1, 1), *load, args.values.view(torch.uint8), scale, t, stride,
-            num_warps=tile.num_warps, constants=_long_constants(spec, sm, k, tile.unit, before), options=OPTIONS, memo=memo,
+            num_warps=tile.num_warps, constants=_long_constants(spec, args.stored, sm, k, tile.unit, before), options=OPTIONS,
+            memo=memo,
         )  # fmt: skip
         return
     stride_sm, stride_sg = scale.stride() if scale.dim() == 2 else (0, 0)
@@ -118,7 +119,7 @@ def quantize(args: InputArgs, tile: InputTile | None = None) -> None:
         scale, stride_sg = scale.t().view(torch.uint8), 4 * stride_sg
     across = -(-k // (spec.activation_group_size or tile.unit))
     grid = -(-m // tile.rows) * -(-across // tile.groups)
-    constants = _constants(spec, sm, k, tile, source, second, (pad, pad_g), args.packed, before)
+    constants = _constants(spec, args.stored, sm, k, tile, source, second, (pad, pad_g), args.packed, before)
     launch_triton(
         quantize_kernel, (grid, 1, 1), *load,
         first_scale if source != OWN else None, second_scale if second else None, args.values.view(torch.uint8), scale,
@@ -162,27 +163,20 @@ def _before(activation: str, limit: float, hadamard: int) -> dict[str, object]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _long_constants(spec: Spec, sm: int, k: int, unit: int, before: tuple[Any, ...]) -> dict[str, object]:
+def _long_constants(spec: Spec, stored: str, sm: int, k: int, unit: int, before: tuple[Any, ...]) -> dict[str, object]:
     """Constants of long_row_kernel, in its order."""
     fmt = spec.activation_format
     return {
         "K": k, "UNIT": unit, "FUSED": sm > 0, **_before(*before),
-        **scale_constants(fmt, parse_format(str(spec.activation_scale))), **encoder_constants(fmt, sm),
+        **scale_constants(fmt, parse_format(str(spec.activation_scale))), **encoder_constants(fmt, sm, stored),
     }  # fmt: skip
 
 
 @functools.lru_cache(maxsize=4096)
 def _constants(
-    spec: Spec,
-    sm: int,
-    k: int,
-    tile: InputTile,
-    source: int,
-    second: int,
-    pads: tuple[int, int],
-    packed: bool,
+    spec: Spec, stored: str, sm: int, k: int, tile: InputTile, source: int, second: int, pads: tuple[int, int], packed: bool,
     before: tuple[Any, ...],
-) -> dict[str, object]:
+) -> dict[str, object]:  # fmt: skip
     """Constants of quantize_kernel, in its order."""
     fmt, scale = spec.activation_format, parse_format(str(spec.activation_scale))
     group = k if spec.activation_granularity == "token" else spec.activation_group_size or tile.unit
@@ -194,7 +188,7 @@ def _constants(
         "LAYOUT": PACKED if packed else STRIDED, "PAD": pads[0], "PAD_G": pads[1],
         "BOUND": 2.0**20 if source == GIVEN else None, "FUSED": sm > 0,
         **_before(*before), **scale_constants(fmt, scale),
-        "SIGN_S": _sign_bit(scale.bits) if signed else 0, "WIDE_S": scale.is_wide, **encoder_constants(fmt, sm),
+        "SIGN_S": _sign_bit(scale.bits) if signed else 0, "WIDE_S": scale.is_wide, **encoder_constants(fmt, sm, stored),
     }  # fmt: skip
 
 
