@@ -53,40 +53,55 @@ def decoded(bm: int, bn: int, stages: int, ctas: int = 1, stream_k: bool = True,
     return tile(bm, bn, stages, ctas, stream_k, raster, **more) | {"num_warps": bn // 16}
 
 
+def pair(one: dict[str, Any]) -> dict[str, Any]:
+    """The tile for CTAs that work in pairs on the same rows of x."""
+    return one | {"multicast": 2}
+
+
 TILES = {
     1: (tile(16, 64, 10, 2), tile(8, 64, 11, 2), tile(16, 64, 6, 3), tile(16, 128, 10), tile(16, 128, 5, 2)),
     16: (tile(16, 64, 10, 2), tile(16, 64, 6, 3), tile(16, 64, 4, 4), tile(16, 128, 10), tile(16, 128, 5, 2)),
     64: (tile(64, 64, 6, 2), tile(64, 128, 8), tile(64, 64, 4, 3), tile(64, 128, 4, 2), tile(32, 128, 5, 2)),
     128: (tile(64, 128, 8), tile(128, 64, 4, 2), tile(128, 128, 6), tile(128, 128, 6, 1, False), tile(64, 64, 6, 2)),
-    256: (tile(128, 128, 6), tile(128, 128, 6, 1, False, 8), tile(128, 64, 4, 2), tile(128, 256, 4), tile(256, 128, 4, 1, False)),
+    256: (tile(128, 128, 6), tile(128, 128, 6, 1, False, 8), pair(tile(128, 128, 6, 1, False)), tile(128, 64, 4, 2),
+          tile(128, 256, 4), tile(256, 128, 4, 1, False)),
     512: (tile(128, 128, 6, 1, False, 8), tile(128, 128, 6, 1, True, 8), tile(256, 128, 4, 1, False), tile(128, 256, 4),
-          tile(128, 256, 4, 1, False)),
-    1024: (tile(256, 128, 4, 1, False, 8), tile(256, 128, 4, 1, False), tile(128, 128, 6, 1, False, 8),
-           tile(128, 256, 4, 1, False, 8), tile(128, 256, 4, 1, True, 8)),
-    4096: (tile(256, 128, 4, 1, False, 8), tile(256, 128, 4, 1, False, 4), tile(128, 256, 4, 1, False, 8),
-           tile(128, 256, 4, 1, False, 16), tile(128, 128, 6, 1, False, 16)),
+          tile(128, 256, 4, 1, False), pair(tile(128, 128, 6, 1, False, 8)), pair(tile(256, 128, 4, 1, False)),
+          pair(tile(128, 256, 4, 1, False))),
+    1024: (pair(tile(256, 128, 4, 1, False, 8)), pair(tile(128, 256, 4, 1, False, 8)), pair(tile(128, 128, 6, 1, False, 8)),
+           tile(256, 128, 4, 1, False, 8), tile(128, 128, 6, 1, False, 8), tile(128, 256, 4, 1, False, 8),
+           tile(128, 256, 4, 1, True, 8)),
+    4096: (pair(tile(256, 128, 4, 1, False, 8)), pair(tile(256, 128, 4, 1, False, 4)), pair(tile(128, 256, 4, 1, False, 8)),
+           pair(tile(128, 256, 4, 1, False, 16)), pair(tile(128, 128, 6, 1, False, 8)), tile(256, 128, 4, 1, False, 8),
+           tile(128, 256, 4, 1, False, 8), tile(128, 128, 6, 1, False, 16)),
 }  # fmt: skip
 DECODED_TILES = {
     1: (decoded(8, 64, 6, 4), decoded(8, 64, 9, 3), decoded(8, 64, 14, 2), decoded(16, 64, 6, 4), decoded(8, 128, 6, 2)),
-    16: (decoded(16, 64, 6, 4), decoded(16, 64, 9, 3), decoded(16, 64, 14, 2), decoded(16, 128, 6, 2), decoded(16, 128, 14, 1)),
+    16: (decoded(16, 64, 6, 4), decoded(16, 64, 9, 3), decoded(16, 64, 14, 2), decoded(16, 128, 6, 2),
+         decoded(16, 128, 14, 1)),
     64: (decoded(64, 64, 7, 2), decoded(64, 64, 4, 3), decoded(64, 128, 9, 1), decoded(32, 64, 6, 3), decoded(32, 128, 7, 2)),
     128: (decoded(128, 64, 4, 2), decoded(128, 128, 7, 1), decoded(64, 64, 7, 2), decoded(64, 128, 9, 1)),
-    256: (decoded(128, 64, 4, 2), decoded(128, 128, 7, 1, False), decoded(64, 128, 9, 1, False), decoded(128, 128, 7, 1)),
-    512: (decoded(128, 64, 4, 2, False), decoded(128, 128, 7, 1, False, 4), decoded(64, 128, 9, 1, False, 8)),
-    1024: (decoded(128, 64, 4, 2, False, 4), decoded(128, 128, 7, 1, False, 4), decoded(128, 128, 7, 1, True, 4),
-           decoded(64, 128, 9, 1, False, 8)),
-    4096: (decoded(128, 64, 4, 2, False, 8), decoded(128, 128, 7, 1, False, 8), decoded(128, 128, 7, 1, False, 4),
-           decoded(64, 128, 9, 1, False, 16)),
+    256: (pair(decoded(128, 128, 7, 1, False)), decoded(128, 64, 4, 2), decoded(128, 128, 7, 1, False),
+          decoded(64, 128, 9, 1, False), decoded(128, 128, 7, 1)),
+    512: (pair(decoded(128, 128, 7, 1, False, 4)), pair(decoded(64, 128, 9, 1, False, 8)), decoded(128, 64, 4, 2, False),
+          decoded(128, 128, 7, 1, False, 4), decoded(64, 128, 9, 1, False, 8)),
+    1024: (pair(decoded(128, 128, 7, 1, False, 4)), pair(decoded(64, 128, 9, 1, False, 8)), decoded(128, 64, 4, 2, False, 4),
+           decoded(128, 128, 7, 1, False, 4), decoded(128, 128, 7, 1, True, 4), decoded(64, 128, 9, 1, False, 8)),
+    4096: (pair(decoded(128, 128, 7, 1, False, 8)), pair(decoded(128, 128, 7, 1, False, 16)),
+           pair(decoded(64, 128, 9, 1, False, 16)), decoded(128, 64, 4, 2, False, 8), decoded(128, 128, 7, 1, False, 8),
+           decoded(128, 128, 7, 1, False, 4), decoded(64, 128, 9, 1, False, 16)),
 }  # fmt: skip
 CHECKED = (
     tile(8, 64, 8, 2), tile(16, 64, 8, 2), tile(16, 128, 10), tile(32, 64, 8, 2), tile(64, 64, 6, 2), tile(64, 128, 8),
     tile(128, 64, 4, 2), tile(128, 128, 6), tile(128, 128, 6, 1, False, 8), tile(128, 256, 4, 1, False, 8), tile(128, 256, 4),
     tile(256, 128, 4, 1, False, 8), tile(16, 64, 8, 2, True, 0, dependent_launch=True),
+    pair(tile(128, 128, 6, 1, False, 8)), pair(tile(256, 128, 4, 1, False, 8)), pair(tile(128, 256, 4, 1, False, 8)),
 )  # fmt: skip
 DECODED_CHECKED = (
     decoded(8, 64, 6, 4), decoded(16, 64, 6, 4), decoded(16, 128, 6, 2), decoded(32, 64, 6, 3), decoded(64, 64, 6, 2),
     decoded(64, 128, 8, 1), decoded(128, 64, 4, 2), decoded(128, 128, 6, 1), decoded(128, 128, 6, 1, False, 4),
-    decoded(16, 64, 6, 4, True, 0, dependent_launch=True),
+    decoded(16, 64, 6, 4, True, 0, dependent_launch=True), pair(decoded(128, 128, 6, 1, False, 4)),
+    pair(decoded(64, 128, 8, 1, False, 4)),
 )  # fmt: skip
 FORMATS = (
     "e5m2 tensor x e4m3 tensor", "e4m3 channel x e5m2 token", "e5m2 channel x e5m2 token", "e4m3 tensor x e4m3 tensor",

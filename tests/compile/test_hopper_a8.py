@@ -35,6 +35,7 @@ CASES = (
     (FP8, tile(16, 64, 8, 2), False), (FP8, tile(64, 128, 7), False),
     (FP8, tile(256, 128, 4, 1, False, 8), False), (FP8, tile(128, 256, 4, 1, False, 8), True),
     (BLOCK, tile(8, 64, 6, 2), False), (BLOCK, tile(256, 128, 4, 1, False, 8), False),
+    (BLOCK, tile(256, 128, 4, 1, False, 8) | {"multicast": 2}, False),
     (INT8, tile(16, 64, 8, 2), False), (INT8, tile(128, 256, 4, 1, False, 8), False),
     ("e5m2 tensor x e4m3 tensor -> fp32", tile(128, 128, 4), False), ("mxfp8 x e5m2 g32:e8m0", tile(16, 64, 8, 2), False),
 )  # fmt: skip
@@ -42,6 +43,7 @@ CASES = (
 DECODED = (
     ("int4 g128 x e4m3 token", decoded(8, 64, 6, 4)), ("int4 g128 x e4m3 token", decoded(128, 128, 6, 1, False)),
     ("int4 g128 x int8 token", decoded(128, 64, 5, 2)),
+    ("int4 g128 x int8 token", decoded(128, 128, 6, 1, False) | {"multicast": 2}),
     ("mxfp4 x e4m3 token", decoded(16, 64, 6, 4)), ("mxfp4 x e4m3 token", decoded(64, 64, 6, 2)),
     ("nvfp4 x e4m3 token", decoded(32, 64, 6, 2)), ("int4 channel x int8 token", decoded(128, 128, 6, 1)),
     ("int3 g64 x int8 token", decoded(32, 64, 6, 3)),
@@ -99,6 +101,19 @@ def test_the_w4a8_kernel_stays_in_registers_and_in_its_shared_memory(job):
     assert built.registers <= w4_tiles.registers(sizes)
     problem, layout = Problem(spec=spec, m=5, n=256, k=1024), make_layout("hopper_a8", spec, 256, 1024, facts=Facts())
     assert built.shared_bytes == w4_tiles.shared_bytes(sizes, problem, layout)
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if "multicast" in job.kwargs["tile"]], ids=str)
+def test_a_pair_of_ctas_shares_x(job):
+    built = compile_all(JOBS, "3.6.0")[job]
+    assert built.ok, built.error
+    sass = Path(built.folder, "kernel.sass").read_text()
+    assert len(re.findall(r"UTMALDG\.2D\.MULTICAST", sass)) == len(re.findall(r"UTMALDG\.2D", sass)) == 1, "x is read for both"
+    assert re.search(r"UTMALDG\.3D ", sass) and not re.search(r"UTMALDG\.3D\.MULTICAST", sass), "each reads its own W"
+    # Each slot is given back to both producers: two arrivals in the loop, two at the end of a segment.
+    assert len(re.findall(r"SYNCS\.ARRIVE\.TRANS64\.RED", sass)) == 4
+    assert len(re.findall(r"UCGABAR_WAIT", sass)) == 1 and len(re.findall(r"UCGABAR_ARV", sass)) == 2
+    assert ".reqnctapercluster 2, 1, 1" in built.ptx
 
 
 @pytest.mark.parametrize("job", JOBS[::3], ids=str)

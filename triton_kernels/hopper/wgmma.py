@@ -270,7 +270,7 @@ def descriptors_of(args: GemmArgs, x: torch.Tensor, tile: Tile) -> tuple[object,
     of_weight: tuple[object, ...] | None = args.memo.get(key)
     if of_weight is None:
         of_weight = args.memo[key] = _descriptors_of_weight(args, tile)
-    return (described(x, [tile.block_m, ROW], swizzled=True), *of_weight)
+    return (described(x, [tile.block_m // tile.multicast, ROW], swizzled=True), *of_weight)
 
 
 def _descriptors_of_weight(args: GemmArgs, tile: Tile) -> tuple[object, ...]:

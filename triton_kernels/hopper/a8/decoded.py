@@ -17,6 +17,7 @@ from hybrid_humming.triton_kernels.hopper.a8.operand import (
     operands,
     planes_of,
 )
+from hybrid_humming.triton_kernels.hopper.a8.pair import release, tokens
 from hybrid_humming.triton_kernels.hopper.gluon import (
     extents,
     gl,
@@ -32,9 +33,9 @@ from hybrid_humming.triton_kernels.hopper.scale import decode_scale
 
 
 @gluon.jit
-def columns_of(xb, slot, AT: gl.constexpr, WIDTH: gl.constexpr):
-    """[WIDTH, BLOCK_M] view of x of the step in `slot`, from column AT on."""
-    return xb.index(slot).slice(AT, WIDTH, dim=1).permute([1, 0])
+def columns_of(x, AT: gl.constexpr, WIDTH: gl.constexpr):
+    """[WIDTH, BLOCK_M] view of a step's x, from column AT on."""
+    return x.slice(AT, WIDTH, dim=1).permute([1, 0])
 
 
 @gluon.jit
@@ -78,7 +79,7 @@ def step_beside(
 def sum_decoded(
     slot, phase, begin, end, xb, buffers, full, empty,
     DECODER: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, WG: gl.constexpr, SUM: gl.constexpr,
-    ACC: gl.constexpr,
+    ACC: gl.constexpr, PAIR: gl.constexpr,
 ):  # fmt: skip
     """(sum [BN, BM] of type SUM, slot, phase) of one segment."""
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
@@ -86,25 +87,26 @@ def sum_decoded(
     mbarrier.wait(full.index(slot), phase, pred=begin < end)
     for k in range(begin, end):
         prev = gl.where(slot == 0, STAGES - 1, slot - 1)
+        x = tokens(xb, slot, BM, PAIR)
         first = block_words(buffers, slot, 0, BN, WG, DECODER)
         second = block_words(buffers, slot, 1, BN, WG, DECODER)
         t = warpgroup_mma_wait(1, [d])  # the first operand's registers are free
         d = warpgroup_mma_init(t)
         a0 = operand(first, (), 0, BN, A, DECODER)
-        d = warpgroup_mma(a0, columns_of(xb, slot, 0, 64), d, is_async=True)
+        d = warpgroup_mma(a0, columns_of(x, 0, 64), d, is_async=True)
         t = warpgroup_mma_wait(1, [d])  # the step before is complete
         d = warpgroup_mma_init(t)
         a1 = operand(second, (), 1, BN, A, DECODER)
-        d = warpgroup_mma(a1, columns_of(xb, slot, 64, 64), d, is_async=True)
+        d = warpgroup_mma(a1, columns_of(x, 64, 64), d, is_async=True)
         slot += 1
         if slot == STAGES:
             slot = 0
             phase = phase ^ 1
-        mbarrier.arrive(empty.index(prev), count=1, pred=k > begin)
+        release(empty.index(prev), k > begin, PAIR)
         mbarrier.wait(full.index(slot), phase, pred=k + 1 < end)
     t = warpgroup_mma_wait(0, [d])
     last = gl.where(slot == 0, STAGES - 1, slot - 1)
-    mbarrier.arrive(empty.index(last), count=1)
+    release(empty.index(last), True, PAIR)
     return t, slot, phase
 
 
@@ -113,6 +115,7 @@ def sum_groups(
     slot, phase, begin, end, xb, buffers, full, empty,
     DECODER: gl.constexpr, J: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr,
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, WG: gl.constexpr, SUM: gl.constexpr, ACC: gl.constexpr,
+    PAIR: gl.constexpr,
 ):  # fmt: skip
     """(sum [BN, BM] fp32, slot, phase) of one segment; J = 1 scale for 128 k, or none that the sum needs."""
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
@@ -125,6 +128,7 @@ def sum_groups(
     mbarrier.wait(full.index(slot), phase, pred=begin < end)
     for k in range(begin, end):
         prev = gl.where(slot == 0, STAGES - 1, slot - 1)
+        x = tokens(xb, slot, BM, PAIR)
         first = block_words(buffers, slot, 0, BN, WG, DECODER)
         second = block_words(buffers, slot, 1, BN, WG, DECODER)
         z0, z1 = step_beside(buffers, slot, J, ZERO, BN, WG, A, DECODER)
@@ -140,18 +144,18 @@ def sum_groups(
         else:
             acc += t.to(gl.float32)
         scale = next_scale
-        d = warpgroup_mma(a0, columns_of(xb, slot, 0, 64), zero, use_acc=False, is_async=True)
+        d = warpgroup_mma(a0, columns_of(x, 0, 64), zero, use_acc=False, is_async=True)
         a1 = operand(second, z1, 1, BN, A, DECODER)
-        d = warpgroup_mma(a1, columns_of(xb, slot, 64, 64), d, is_async=True)
+        d = warpgroup_mma(a1, columns_of(x, 64, 64), d, is_async=True)
         slot += 1
         if slot == STAGES:
             slot = 0
             phase = phase ^ 1
-        mbarrier.arrive(empty.index(prev), count=1, pred=k > begin)
+        release(empty.index(prev), k > begin, PAIR)
         mbarrier.wait(full.index(slot), phase, pred=k + 1 < end)
     t = warpgroup_mma_wait(0, [d])
     last = gl.where(slot == 0, STAGES - 1, slot - 1)
-    mbarrier.arrive(empty.index(last), count=1)
+    release(empty.index(last), True, PAIR)
     if SCALED:
         acc += t.to(gl.float32) * scale[:, None]
     else:
@@ -195,6 +199,7 @@ def sum_parts(
     slot, phase, begin, end, xb, buffers, full, empty,
     DECODER: gl.constexpr, J: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr,
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, WG: gl.constexpr, SUM: gl.constexpr, ACC: gl.constexpr,
+    PAIR: gl.constexpr,
 ):  # fmt: skip
     """(sum [BN, BM] fp32, slot, phase) of one segment; J = 2, 4 or 8 scales for 128 k, each on a partial sum of its own.
 
@@ -219,6 +224,7 @@ def sum_parts(
     mbarrier.wait(full.index(slot), phase, pred=begin < end)
     for k in range(begin, end):
         prev = gl.where(slot == 0, STAGES - 1, slot - 1)
+        x = tokens(xb, slot, BM, PAIR)
         if POWERS:
             words = scale_words(buffers, slot, BN, ROW, DECODER)
             bad = bad | has_nan(words)
@@ -232,7 +238,7 @@ def sum_parts(
             d = ()
             scales = ()
             for i in gl.static_range(PARTS):
-                b = columns_of(xb, slot, first_of(q, i, PARTS), WIDTH)
+                b = columns_of(x, first_of(q, i, PARTS), WIDTH)
                 token = (warpgroup_mma(a[i], b, zero, use_acc=False, is_async=True),)
                 d = d + token  # type: ignore[assignment]
                 if POWERS:
@@ -244,11 +250,11 @@ def sum_parts(
         if slot == STAGES:
             slot = 0
             phase = phase ^ 1
-        mbarrier.arrive(empty.index(prev), count=1, pred=k > begin)
+        release(empty.index(prev), k > begin, PAIR)
         mbarrier.wait(full.index(slot), phase, pred=k + 1 < end)
     acc = add_all(acc, d, scales)
     last = gl.where(slot == 0, STAGES - 1, slot - 1)
-    mbarrier.arrive(empty.index(last), count=1)
+    release(empty.index(last), True, PAIR)
     if POWERS:
         acc = gl.where((bad != 0)[:, None], float("nan"), acc)
     return acc, slot, phase

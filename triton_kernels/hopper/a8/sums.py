@@ -14,6 +14,7 @@ Nothing but (slot, phase), sums and scales is carried from step to step: Triton 
 loops to their first values.
 """
 
+from hybrid_humming.triton_kernels.hopper.a8.pair import BYTES, release, tokens
 from hybrid_humming.triton_kernels.hopper.gluon import (
     extents,
     gl,
@@ -26,23 +27,23 @@ from hybrid_humming.triton_kernels.hopper.gluon import (
 )
 from hybrid_humming.triton_kernels.hopper.scale import decode_scale
 
-BYTES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2))
-
 
 @gluon.jit
-def operands(xb, wb, slot, X_ROWS: gl.constexpr, BN: gl.constexpr):
+def operands(xb, wb, slot, X_ROWS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, PAIR: gl.constexpr):
     """(rows [R, 128], columns [C, 128]) of the step in `slot`."""
     w = view(wb.index(slot), wb.dtype, extents(BN, 128), BYTES)
+    x = tokens(xb, slot, BM, PAIR)
     if X_ROWS:
-        return xb.index(slot), w
+        return x, w
     else:
-        return w, xb.index(slot)
+        return w, x
 
 
 @gluon.jit
 def sum_products(
     slot, phase, begin, end, xb, wb, full, empty,
     X_ROWS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, SUM: gl.constexpr, ACC: gl.constexpr,
+    PAIR: gl.constexpr,
 ):  # fmt: skip
     """(sum [R, C] of type SUM, slot, phase) of one segment."""
     R: gl.constexpr = BM if X_ROWS else BN
@@ -51,7 +52,7 @@ def sum_products(
     mbarrier.wait(full.index(slot), phase, pred=begin < end)
     for k in range(begin, end):
         prev = gl.where(slot == 0, STAGES - 1, slot - 1)
-        rows, columns = operands(xb, wb, slot, X_ROWS, BN)
+        rows, columns = operands(xb, wb, slot, X_ROWS, BM, BN, PAIR)
         slot += 1
         if slot == STAGES:
             slot = 0
@@ -59,11 +60,11 @@ def sum_products(
         d = warpgroup_mma(rows, columns.permute([1, 0]), d, is_async=True)
         t = warpgroup_mma_wait(1, [d])  # the step before is complete: its slot is free
         d = warpgroup_mma_init(t)
-        mbarrier.arrive(empty.index(prev), count=1, pred=k > begin)
+        release(empty.index(prev), k > begin, PAIR)
         mbarrier.wait(full.index(slot), phase, pred=k + 1 < end)
     t = warpgroup_mma_wait(0, [d])
     last = gl.where(slot == 0, STAGES - 1, slot - 1)
-    mbarrier.arrive(empty.index(last), count=1)
+    release(empty.index(last), True, PAIR)
     return t, slot, phase
 
 
@@ -100,7 +101,7 @@ def weight_scales(
     """
     out = ()
     if W_BLOCK > 0:
-        one = (decode_scale(gl.load(w_scale_ptr + k * stride_w + n0 // W_BLOCK, mask=live, other=0), KIND),)
+        one = (decode_scale(gl.load(w_scale_ptr + k * stride_w + n0 // W_BLOCK, mask=live & (n0 < N), other=0), KIND),)
         for _j in gl.static_range(PARTS):
             out = out + one  # type: ignore[assignment]
     elif W_GROUPS > 0:
@@ -147,7 +148,7 @@ def sum_promoted(
     slot, phase, begin, end, xb, wb, full, empty, x_scale_ptr, w_scale_ptr, m0, n0, M, N, stride_xm, stride_xk, stride_w,
     X_ROWS: gl.constexpr, X_GROUPS: gl.constexpr, X_KIND: gl.constexpr, W_GROUPS: gl.constexpr, W_BLOCK: gl.constexpr,
     W_KIND: gl.constexpr, PARTS: gl.constexpr, WAVES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    SUM: gl.constexpr, ACC: gl.constexpr,
+    SUM: gl.constexpr, ACC: gl.constexpr, PAIR: gl.constexpr,
 ):  # fmt: skip
     """(sums [R / WAVES, C] fp32 of each wave of rows, slot, phase) of one segment; the tensor core sums 128 / PARTS k alone."""
     R: gl.constexpr = (BM if X_ROWS else BN) // WAVES
@@ -182,7 +183,7 @@ def sum_promoted(
         if WAVES == 2:
             next_second = input_scales(x_scale_ptr, k + 1, m_second, M, stride_xm, stride_xk, live, X_GROUPS, X_KIND, PARTS)
         next_ws = weight_scales(w_scale_ptr, k + 1, n_first, n0, N, stride_w, live, W_GROUPS, W_BLOCK, W_KIND, PARTS)
-        rows, columns = operands(xb, wb, slot, X_ROWS, BN)
+        rows, columns = operands(xb, wb, slot, X_ROWS, BM, BN, PAIR)
         slot += 1
         if slot == STAGES:
             slot = 0
@@ -191,7 +192,7 @@ def sum_promoted(
             b = columns.slice(j * K, K, dim=1).permute([1, 0])
             d = warpgroup_mma(rows.slice(0, R, dim=0).slice(j * K, K, dim=1), b, zero, use_acc=False, is_async=True)
             if j == 0:
-                mbarrier.arrive(empty.index(prev), count=1, pred=k > begin)
+                release(empty.index(prev), k > begin, PAIR)
                 mbarrier.wait(full.index(slot), phase, pred=live)
             t = warpgroup_mma_wait(0, [d])
             acc0 = promoted(acc0, t, xs_first, ws, j, X_ROWS, W_BLOCK, WAVES == 2)
@@ -203,5 +204,5 @@ def sum_promoted(
         xs_second = next_second
         ws = next_ws
     last = gl.where(slot == 0, STAGES - 1, slot - 1)
-    mbarrier.arrive(empty.index(last), count=1)
+    release(empty.index(last), True, PAIR)
     return acc0, acc1, slot, phase

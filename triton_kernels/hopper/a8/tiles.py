@@ -10,22 +10,24 @@ from hybrid_humming.plan import Tile
 from hybrid_humming.plan.cost import problem_bytes
 from hybrid_humming.spec import PackLayout, Problem, Spec
 from hybrid_humming.triton_kernels.hopper.plan import COUNTERS, ROW
-from hybrid_humming.triton_kernels.hopper.wgmma_tiles import SHARED_SLACK, registers, work_of
+from hybrid_humming.triton_kernels.hopper.wgmma_tiles import SHARED_SLACK, Work, registers, work_of
 
 __all__ = [
-    "check", "cost_us", "out_columns", "parts_of", "promotes", "registers", "reject", "reject_spec", "shared_bytes", "tiles",
-    "waves_of", "weight_block", "weight_groups", "workspace", "x_groups", "x_is_rows",
+    "check", "cost_us", "out_columns", "parts_of", "promotes", "registers", "reject", "reject_pair", "reject_spec", "shared_bytes",
+    "split", "tiles", "waves_of", "weight_block", "weight_groups", "workspace", "x_groups", "x_is_rows",
 ]  # fmt: skip
 
 ROWS_FIRST = 128  # x is wgmma's 64-row operand from this block_m on
 PAIRS = (("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e4m3"), ("e5m2", "e5m2"), ("int8", "int8"))
 GROUPS = (32, 64, 128)
 
-# (block_m, block_n, num_warps, num_stages, ctas_per_sm, stream_k, raster_m)
+# (block_m, block_n, num_warps, num_stages, ctas_per_sm, stream_k, raster_m, multicast)
 TILES = (
-    (16, 64, 4, 12, 2, True, 0), (16, 128, 8, 12, 1, True, 0), (32, 64, 4, 10, 2, True, 0), (64, 64, 4, 6, 2, True, 0),
-    (64, 128, 8, 8, 1, True, 0), (128, 64, 8, 4, 2, True, 0), (128, 128, 8, 6, 1, True, 0), (128, 128, 8, 6, 1, False, 8),
-    (128, 128, 8, 3, 2, False, 8), (128, 256, 8, 4, 1, True, 8), (128, 256, 8, 4, 1, False, 8), (256, 128, 8, 4, 1, False, 8),
+    (16, 64, 4, 12, 2, True, 0, 1), (16, 128, 8, 12, 1, True, 0, 1), (32, 64, 4, 10, 2, True, 0, 1), (64, 64, 4, 6, 2, True, 0, 1),
+    (64, 128, 8, 8, 1, True, 0, 1), (128, 64, 8, 4, 2, True, 0, 1), (128, 128, 8, 6, 1, True, 0, 1),
+    (128, 128, 8, 6, 1, False, 8, 1), (128, 256, 8, 4, 1, True, 8, 1), (128, 256, 8, 4, 1, False, 8, 1),
+    (256, 128, 8, 4, 1, False, 8, 1), (256, 128, 8, 4, 1, False, 8, 2), (128, 256, 8, 4, 1, False, 8, 2),
+    (128, 128, 8, 6, 1, False, 8, 2),
 )  # fmt: skip
 
 
@@ -100,19 +102,35 @@ def out_columns(tile: Tile, problem: Problem) -> int:
     return min(tile.block_n, 128 if problem.spec.out_dtype != "fp32" else 64)
 
 
+def reject_pair(tile: Tile) -> str | None:
+    """Return why CTAs of this tile can't work in pairs that share x, or None."""
+    if tile.multicast not in (1, 2):
+        return f"multicast={tile.multicast} must be 1, or 2 for pairs of CTAs that share x"
+    if tile.multicast == 2 and (tile.stream_k or tile.dependent_launch or tile.ctas_per_sm > 1 or tile.block_m < 64):
+        return "multicast=2 is for whole tiles of at least 64 rows, one CTA a multiprocessor, without stream_k or dependent_launch"
+    return None
+
+
+def split(tile: Tile, m: int, layout: PackLayout, sm_count: int) -> Work:
+    """Return how `tile` shares a problem of m rows out; tiles_n counts pairs where CTAs work in pairs."""
+    if tile.multicast == 1:
+        return work_of(tile, m, layout, sm_count)
+    tiles_m, pairs = -(-m // tile.block_m), -(-layout.padded_n // (2 * tile.block_n))
+    ctas = 2 * min(sm_count // 2, tiles_m * pairs)
+    return Work(tiles_m=tiles_m, tiles_n=pairs, steps=-(-layout.padded_k // ROW), shared=0, share=1, ctas=ctas)
+
+
 def workspace(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) -> int:
     """Return bytes of partial tiles that are enough for every M that the plan may serve."""
     return 8 * device.sm_count * tile.ctas_per_sm * tile.block_m * tile.block_n if tile.stream_k else 0
 
 
 def shared_bytes(tile: Tile, problem: Problem) -> int:
-    """Return the bytes of shared memory that the kernel takes, as compiled: slots, two barriers each, y on its way out, and
-    the roles of the warps."""
+    """Return the bytes of shared memory that the kernel takes, as compiled: slots, two barriers each, y on its way out, what
+    the producer is told, and the roles of the warps."""
     width = parse_format(str(problem.spec.out_dtype)).bits // 8
     out = tile.block_m // waves_of(tile, problem) * out_columns(tile, problem) * width
-    exchange = (
-        128 if out else min(512 * tile.num_warps, tile.block_m * tile.block_n * width)
-    )  # y's descriptor, or y on its way to its order in memory
+    exchange = 144 - 16 * tile.multicast if out else min(512 * tile.num_warps, tile.block_m * tile.block_n * width)
     gap = 8 if tile.num_stages % 2 else 0  # as the compiler aligns what follows an odd number of barriers
     return tile.num_stages * ((tile.block_m + tile.block_n) * tile.block_k + 16) + out + exchange + 4 + gap
 
@@ -138,6 +156,8 @@ def check(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) 
         return "stream_k: a tile whose rows take turns keeps K whole" if tile.stream_k else f"num_warps={tile.num_warps} must be 8"
     if weight_block(problem.spec) and tile.block_n > weight_block(problem.spec):
         return f"block_n={tile.block_n} must lie inside a block of {weight_block(problem.spec)} rows"
+    if why := reject_pair(tile):
+        return why
     if tile.num_stages < 2:
         return f"num_stages={tile.num_stages} must be at least 2"
     if tile.split_k != 1:
@@ -150,7 +170,7 @@ def check(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) 
             f"needs {need} bytes of shared memory for each of {tile.ctas_per_sm} CTAs, "
             f"{device.name} has {device.shared_per_block_bytes} a block and {device.shared_per_sm_bytes} a multiprocessor"
         )
-    shared = work_of(tile, problem.m, layout, device.sm_count).shared
+    shared = split(tile, problem.m, layout, device.sm_count).shared
     if shared > COUNTERS:
         return f"{shared} tiles share K; at most {COUNTERS} may"
     return None
@@ -158,12 +178,13 @@ def check(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) 
 
 def tiles(problem: Problem, layout: PackLayout, device: DeviceInfo) -> Iterator[Tile]:
     """Yield the tiles worth trying, all legal; stages are as many as fit."""
-    for block_m, block_n, warps, stages, ctas, stream_k, raster_m in TILES:
+    for block_m, block_n, warps, stages, ctas, stream_k, raster_m, multicast in TILES:
         if block_m >= 2 * max(16, problem.m):
             continue
         tile = Tile(
             block_m=block_m, block_n=block_n, block_k=ROW, num_warps=warps, num_stages=stages, ctas_per_sm=ctas, stream_k=stream_k,
             raster_m=raster_m, warp_specialize=True, mma="wgmma", tma_w=True, tma_x=True, tma_out=block_m >= ROWS_FIRST,
+            multicast=multicast,
         )  # fmt: skip
         while tile.num_stages > 2 and check(tile, problem, layout, device):
             tile = tile.replace(num_stages=tile.num_stages - 1)
@@ -173,13 +194,13 @@ def tiles(problem: Problem, layout: PackLayout, device: DeviceInfo) -> Iterator[
 
 def cost_us(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) -> float:
     """Return the estimated microseconds: the slowest CTA's arithmetic or traffic, or the memory's time, plus what sharing costs."""
-    work = work_of(tile, problem.m, layout, device.sm_count)
-    whole = -(-(work.tiles_m * work.tiles_n - work.shared) // work.ctas) * work.steps
+    work = split(tile, problem.m, layout, device.sm_count)
+    whole = -(-(work.tiles_m * work.tiles_n * tile.multicast - work.shared) // work.ctas) * work.steps
     busy = whole + (work.share if work.shared else 0)
     flops = 2.0 * tile.block_m * tile.block_n * ROW * tile.ctas_per_sm
     # Prototype, H200: 0.7 of the peak rate under its power limit; 45 bytes/ns from L2 into each multiprocessor.
     math_us = flops / (0.7 * device.rate(problem.spec.activation) / device.sm_count * 1e6)
-    traffic_us = (tile.block_m + tile.block_n) * ROW * tile.ctas_per_sm / 45.0 * 1e-3
+    traffic_us = (tile.block_m / tile.multicast + tile.block_n) * ROW * tile.ctas_per_sm / 45.0 * 1e-3
     memory_us = problem_bytes(problem) / (0.85 * device.dram_gbps) * 1e-3
     shared_us = 2.0 + 8.0 * work.ctas * tile.block_m * tile.block_n / (0.5 * device.dram_gbps) * 1e-3 if work.shared else 0.0
     return max(busy * max(math_us, traffic_us), memory_us) + shared_us + device.launch_us + 2.0

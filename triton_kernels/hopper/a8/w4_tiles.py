@@ -12,8 +12,9 @@ from hybrid_humming.fragment.eight import byte_recipe
 from hybrid_humming.plan import Tile
 from hybrid_humming.plan.cost import problem_bytes
 from hybrid_humming.spec import PackLayout, Problem, Spec
+from hybrid_humming.triton_kernels.hopper.a8.tiles import reject_pair, split
 from hybrid_humming.triton_kernels.hopper.plan import COUNTERS, ROW, group_of, groups_in_row
-from hybrid_humming.triton_kernels.hopper.wgmma_tiles import SHARED_SLACK, registers, work_of, workspace
+from hybrid_humming.triton_kernels.hopper.wgmma_tiles import SHARED_SLACK, registers, workspace
 
 __all__ = [
     "check", "cost_us", "keeps_sum", "multiplies", "operand_of", "registers", "reject", "reject_spec", "shared_bytes", "tiles",
@@ -22,11 +23,12 @@ __all__ = [
 
 ACTIVATIONS = ("e4m3", "e5m2", "int8")
 
-# (block_m, block_n, num_warps, num_stages, ctas_per_sm, stream_k, raster_m)
+# (block_m, block_n, num_warps, num_stages, ctas_per_sm, stream_k, raster_m, multicast)
 TILES = (
-    (8, 64, 4, 6, 4, True, 0), (16, 64, 4, 6, 4, True, 0), (16, 128, 8, 5, 2, True, 0), (32, 64, 4, 6, 3, True, 0),
-    (64, 64, 4, 6, 2, True, 0), (64, 128, 8, 8, 1, True, 0), (128, 64, 4, 5, 2, False, 0), (128, 128, 8, 6, 1, True, 0),
-    (128, 128, 8, 6, 1, False, 4), (128, 64, 4, 5, 2, False, 4),
+    (8, 64, 4, 6, 4, True, 0, 1), (16, 64, 4, 6, 4, True, 0, 1), (16, 128, 8, 5, 2, True, 0, 1), (32, 64, 4, 6, 3, True, 0, 1),
+    (64, 64, 4, 6, 2, True, 0, 1), (64, 128, 8, 8, 1, True, 0, 1), (128, 64, 4, 5, 2, False, 0, 1), (128, 128, 8, 6, 1, True, 0, 1),
+    (128, 128, 8, 6, 1, False, 4, 1), (128, 64, 4, 5, 2, False, 4, 1),
+    (128, 128, 8, 6, 1, False, 4, 2), (64, 128, 8, 8, 1, False, 8, 2),
 )  # fmt: skip
 
 
@@ -101,6 +103,8 @@ def check(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) 
         return (
             f"block_m={tile.block_m}: {2 * parts} scales in {ROW} k need {parts} sums at a time, which fit for {128 // parts} rows"
         )
+    if why := reject_pair(tile):
+        return why
     if tile.num_stages < 2:
         return f"num_stages={tile.num_stages} must be at least 2"
     if tile.split_k != 1:
@@ -113,7 +117,7 @@ def check(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) 
             f"needs {need} bytes of shared memory for each of {tile.ctas_per_sm} CTAs, "
             f"{device.name} has {device.shared_per_block_bytes} a block and {device.shared_per_sm_bytes} a multiprocessor"
         )
-    shared = work_of(tile, problem.m, layout, device.sm_count).shared
+    shared = split(tile, problem.m, layout, device.sm_count).shared
     if shared > COUNTERS:
         return f"{shared} tiles share K; at most {COUNTERS} may"
     return None
@@ -121,12 +125,13 @@ def check(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) 
 
 def tiles(problem: Problem, layout: PackLayout, device: DeviceInfo) -> Iterator[Tile]:
     """Yield the tiles worth trying, all legal; stages are as many as fit."""
-    for block_m, block_n, warps, stages, ctas, stream_k, raster_m in TILES:
+    for block_m, block_n, warps, stages, ctas, stream_k, raster_m, multicast in TILES:
         if block_m >= 2 * max(8, problem.m):
             continue
         tile = Tile(
             block_m=block_m, block_n=block_n, block_k=ROW, num_warps=warps, num_stages=stages, ctas_per_sm=ctas, stream_k=stream_k,
             raster_m=raster_m, warp_specialize=True, mma="wgmma", tma_w=True, tma_x=True, tma_scale=bool(group_of(problem.spec)),
+            multicast=multicast,
         )  # fmt: skip
         while tile.num_stages > 2 and check(tile, problem, layout, device):
             tile = tile.replace(num_stages=tile.num_stages - 1)
@@ -136,14 +141,15 @@ def tiles(problem: Problem, layout: PackLayout, device: DeviceInfo) -> Iterator[
 
 def cost_us(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) -> float:
     """Return the estimated microseconds: the slowest CTA's arithmetic or traffic, or the memory's time, plus what sharing costs."""
-    work = work_of(tile, problem.m, layout, device.sm_count)
-    whole = -(-(work.tiles_m * work.tiles_n - work.shared) // work.ctas) * work.steps
+    work = split(tile, problem.m, layout, device.sm_count)
+    whole = -(-(work.tiles_m * work.tiles_n * tile.multicast - work.shared) // work.ctas) * work.steps
     busy = whole + (work.share if work.shared else 0)
     flops = 2.0 * tile.block_m * tile.block_n * ROW * tile.ctas_per_sm
     # Prototype, H200: 0.65 of the peak rate; decoding takes about 0.1 us a step of 128 rows; 43 bytes/ns from L2 into each SM.
     math_us = flops / (0.65 * device.rate(problem.spec.activation) / device.sm_count * 1e6)
     decode_us = 0.0008 * tile.block_n * tile.ctas_per_sm
-    traffic_us = stage_bytes(tile, problem, layout) * tile.ctas_per_sm / 43.0 * 1e-3
+    saved = tile.block_m * ROW * (1 - 1 / tile.multicast)
+    traffic_us = (stage_bytes(tile, problem, layout) - saved) * tile.ctas_per_sm / 43.0 * 1e-3
     memory_us = problem_bytes(problem) / (0.8 * device.dram_gbps) * 1e-3
     shared_us = 2.0 + 8.0 * work.ctas * tile.block_m * tile.block_n / (0.5 * device.dram_gbps) * 1e-3 if work.shared else 0.0
     return max(busy * max(math_us, decode_us, traffic_us), memory_us) + shared_us + device.launch_us + 2.0

@@ -15,6 +15,8 @@ are exact in int32; FP8 products of a group, or of 128 k, are summed by the tens
 rounded once.
 """
 
+import contextlib
+
 import torch
 
 from hybrid_humming.device import DeviceInfo
@@ -25,8 +27,11 @@ from hybrid_humming.plan import Plan, Tile
 from hybrid_humming.spec import PackLayout, Spec
 from hybrid_humming.triton_kernels.hopper.a8.decoded import sum_decoded, sum_groups, sum_parts
 from hybrid_humming.triton_kernels.hopper.a8.decoder import ByteDecoder, byte_decoder
+from hybrid_humming.triton_kernels.hopper.a8.edit import digest, paired
 from hybrid_humming.triton_kernels.hopper.a8.finish import accumulator_layout, finish, store_columns
 from hybrid_humming.triton_kernels.hopper.a8.operand import folds, planes_of
+from hybrid_humming.triton_kernels.hopper.a8.pair import count_places, meet, place, produce_either
+from hybrid_humming.triton_kernels.hopper.a8.tiles import split
 from hybrid_humming.triton_kernels.hopper.a8.w4_tiles import keeps_sum, operand_of, registers
 from hybrid_humming.triton_kernels.hopper.epilogue import NONE, SCALAR, VECTOR
 from hybrid_humming.triton_kernels.hopper.gluon import (
@@ -39,11 +44,9 @@ from hybrid_humming.triton_kernels.hopper.gluon import (
 )
 from hybrid_humming.triton_kernels.hopper.host import aligned_rows, as_bytes, counters
 from hybrid_humming.triton_kernels.hopper.plan import group_of, groups_in_row
-from hybrid_humming.triton_kernels.hopper.producer import produce
 from hybrid_humming.triton_kernels.hopper.scale import KINDS
-from hybrid_humming.triton_kernels.hopper.segments import count_segments, segment, sum_shared, tile_at
+from hybrid_humming.triton_kernels.hopper.segments import sum_shared
 from hybrid_humming.triton_kernels.hopper.wgmma import descriptors_of, served_by, words_runs, words_wide
-from hybrid_humming.triton_kernels.hopper.wgmma_tiles import work_of
 
 PRODUCER_REGISTERS = gl.constexpr(24)
 
@@ -68,7 +71,7 @@ def consume(
     DECODER: gl.constexpr, J: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr, KEEP: gl.constexpr, SUM: gl.constexpr,
     SCALE: gl.constexpr, SECONDARY: gl.constexpr, X_SCALE: gl.constexpr, X_KIND: gl.constexpr, BIAS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, STREAM_K: gl.constexpr, RASTER_M: gl.constexpr,
-    DEPENDENT: gl.constexpr, WARPS: gl.constexpr,
+    DEPENDENT: gl.constexpr, PAIR: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """Sum and store segment after segment."""
     ACC: gl.constexpr = accumulator_layout(WARPS, BLOCK_M, SUM == gl.int32)
@@ -78,16 +81,16 @@ def consume(
     slot = 0
     phase = 0
     for i in range(segments):
-        tile, begin, end = segment(i, dealt, steps, shared, share)
+        tile, begin, end, m, n = place(i, dealt, steps, shared, share, tiles_m, tiles_n, RASTER_M, PAIR)
         if KEEP:
             acc, slot, phase = sum_decoded(slot, phase, begin, end, xb, buffers, full, empty,
-                                           DECODER, BLOCK_M, BLOCK_N, STAGES, WG, SUM, ACC)  # fmt: skip
+                                           DECODER, BLOCK_M, BLOCK_N, STAGES, WG, SUM, ACC, PAIR)  # fmt: skip
         elif J < 2 or FOLDED:
             acc, slot, phase = sum_groups(slot, phase, begin, end, xb, buffers, full, empty,
-                                          DECODER, J, KIND, ZERO, BLOCK_M, BLOCK_N, STAGES, WG, SUM, ACC)  # fmt: skip
+                                          DECODER, J, KIND, ZERO, BLOCK_M, BLOCK_N, STAGES, WG, SUM, ACC, PAIR)  # fmt: skip
         else:
             acc, slot, phase = sum_parts(slot, phase, begin, end, xb, buffers, full, empty,
-                                         DECODER, J, KIND, ZERO, BLOCK_M, BLOCK_N, STAGES, WG, SUM, ACC)  # fmt: skip
+                                         DECODER, J, KIND, ZERO, BLOCK_M, BLOCK_N, STAGES, WG, SUM, ACC, PAIR)  # fmt: skip
         if DEPENDENT:
             gdc_wait()
         has_sum = True
@@ -95,7 +98,6 @@ def consume(
             if end - begin < steps:
                 has_sum, acc = sum_shared(acc, partial_ptr, count_ptr, tile, steps, share, BLOCK_N, BLOCK_M, ACC)
         if has_sum:
-            m, n = tile_at(tile, tiles_m, tiles_n, RASTER_M)
             y = acc.to(gl.float32)
             if UNIT != 1.0:
                 y = y * UNIT
@@ -112,7 +114,8 @@ def w4a8_kernel(
     DECODER: gl.constexpr, GROUP: gl.constexpr, J: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr, KEEP: gl.constexpr,
     INTEGER: gl.constexpr, SCALE: gl.constexpr, SECONDARY: gl.constexpr, X_SCALE: gl.constexpr, X_KIND: gl.constexpr,
     BIAS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    STREAM_K: gl.constexpr, RASTER_M: gl.constexpr, DEPENDENT: gl.constexpr, WARPS: gl.constexpr,
+    STREAM_K: gl.constexpr, RASTER_M: gl.constexpr, DEPENDENT: gl.constexpr, PAIR: gl.constexpr, WARPS: gl.constexpr,
+    EDITOR: gl.constexpr,
 ):  # fmt: skip
     """See the module's head. GROUP is 0 where no scale varies along K, J the scales of a row in BLOCK_K; KEEP: one sum over K."""
     PLANES: gl.constexpr = planes_of(DECODER)
@@ -132,7 +135,7 @@ def w4a8_kernel(
             ),
         )
         buffers = buffers + words  # type: ignore[assignment]
-    xb = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
+    xb = gl.allocate_shared_memory(x_desc.dtype, [STAGES * PAIR, BLOCK_M // PAIR, BLOCK_K], x_desc.layout)
     sb = xb
     zb = xb
     scales = x_desc  # stands for what is absent and never read
@@ -149,18 +152,19 @@ def w4a8_kernel(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=1)
+        mbarrier.init(empty.index(i), count=PAIR)
     fence_async_shared()
+    meet(PAIR)
     BYTES: gl.constexpr = step_bytes(DECODER, J, ZERO, BLOCK_M, BLOCK_N, BLOCK_K, sb.dtype)
-    dealt, segments = count_segments(tiles_m * tiles_n, steps, shared, share)
+    dealt, segments = count_places(tiles_m, tiles_n, steps, shared, share, PAIR)
     gl.warp_specialize(
         [
             (consume, (scale_ptr, secondary_ptr, x_scale_ptr, bias_ptr, out_ptr, partial_ptr, count_ptr, xb, buffers, full, empty,
                        M, N, tiles_m, tiles_n, steps, shared, share, stride_om, stride_xm, dealt, segments,
                        DECODER, J, KIND, ZERO, KEEP, SUM, SCALE, SECONDARY, X_SCALE, X_KIND, BIAS,
-                       BLOCK_M, BLOCK_N, STAGES, STREAM_K, RASTER_M, DEPENDENT, WARPS)),
-            (produce, (x_desc, descriptors, xb, buffers, full, empty, tiles_m, tiles_n, steps, shared, share, dealt, segments,
-                       J, SERVED, ZERO, PLANES, BLOCK_M, BLOCK_K, STAGES, RASTER_M, BYTES, DEPENDENT)),
+                       BLOCK_M, BLOCK_N, STAGES, STREAM_K, RASTER_M, DEPENDENT, PAIR, WARPS)),
+            (produce_either, (x_desc, descriptors, xb, buffers, full, empty, tiles_m, tiles_n, steps, shared, share, dealt,
+                              segments, J, SERVED, ZERO, PLANES, BLOCK_M, BLOCK_K, STAGES, RASTER_M, BYTES, DEPENDENT, PAIR)),
         ],
         [1],
         [PRODUCER_REGISTERS],
@@ -171,31 +175,33 @@ def w4a8_kernel(
 def launch(args: GemmArgs, plan: Plan) -> None:
     """Run the W4A8 kernel as `plan` says."""
     tile, layout, problem = plan.tile, args.layout, args.problem
-    work = work_of(tile, args.x.shape[0], layout, DeviceInfo.of(args.out.device).sm_count)
+    work = split(tile, args.x.shape[0], layout, DeviceInfo.of(args.out.device).sm_count)
     if work.shared and args.workspace is None:
         raise PlanError(f"{work.shared} tiles share K, but the plan brought no workspace; plan it with workspace_bytes")
     exact = problem.spec.activation == "int8" and keeps_sum(problem)
     none, x = args.out, aligned_rows(args.x)  # `none` stands for what is absent and never read
     x_scale = none if args.x_scale is None else args.x_scale
     counts = counters(args.out.device, work.shared) if tile.stream_k else none
-    launch_triton(
-        w4a8_kernel,
-        (work.ctas, 1, 1),
-        *descriptors_of(args, x, tile),
-        as_bytes(args.scale)[-1] if layout.folded else as_bytes(args.scale),  # folded: the least exponent of each row
-        none if args.secondary_scale is None else args.secondary_scale,
-        none if args.x_scale is None else as_bytes(x_scale),
-        none if args.bias is None else args.bias,
-        args.out,
-        none if args.workspace is None else args.workspace.view(torch.int32 if exact else torch.float32),
-        counts,
-        args.x.shape[0], layout.n, work.tiles_m, work.tiles_n, work.steps, work.shared, work.share, args.out.stride(0),
-        x_scale.stride(0),
-        num_warps=tile.num_warps,
-        constants=constants_of(args, tile),
-        options={"maxnreg": registers(tile)} | ({"launch_pdl": True} if tile.dependent_launch else {}),
-        memo=args.memo,
-    )  # fmt: skip
+    compiling = paired() if tile.multicast == 2 and w4a8_kernel.__name__ not in args.memo else contextlib.nullcontext()
+    with compiling:
+        launch_triton(
+            w4a8_kernel,
+            (work.ctas, 1, 1),
+            *descriptors_of(args, x, tile),
+            as_bytes(args.scale)[-1] if layout.folded else as_bytes(args.scale),  # folded: the least exponent of each row
+            none if args.secondary_scale is None else args.secondary_scale,
+            none if args.x_scale is None else as_bytes(x_scale),
+            none if args.bias is None else args.bias,
+            args.out,
+            none if args.workspace is None else args.workspace.view(torch.int32 if exact else torch.float32),
+            counts,
+            args.x.shape[0], layout.n, work.tiles_m, work.tiles_n, work.steps, work.shared, work.share, args.out.stride(0),
+            x_scale.stride(0),
+            num_warps=tile.num_warps,
+            constants=constants_of(args, tile),
+            options={"maxnreg": registers(tile)} | ({"launch_pdl": True} if tile.dependent_launch else {}),
+            memo=args.memo,
+        )  # fmt: skip
 
 
 def decoder_of(spec: Spec, layout: PackLayout) -> ByteDecoder:
@@ -227,5 +233,7 @@ def constants_of(args: GemmArgs, tile: Tile) -> dict[str, object]:
         "STREAM_K": tile.stream_k,
         "RASTER_M": tile.raster_m,
         "DEPENDENT": tile.dependent_launch,
+        "PAIR": tile.multicast,
         "WARPS": tile.num_warps,
+        "EDITOR": digest() if tile.multicast == 2 else "",
     }

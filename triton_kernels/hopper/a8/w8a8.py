@@ -16,6 +16,8 @@ Numerics. INT8 sums are exact in int32. FP8 products are summed by the tensor co
 fast_accumulation leaves all of K to the tensor core where no scale varies along K. Scales multiply in fp32, y is rounded once.
 """
 
+import contextlib
+
 import torch
 
 from hybrid_humming.device import DeviceInfo
@@ -23,13 +25,16 @@ from hybrid_humming.errors import PlanError
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.launch import launch_triton
 from hybrid_humming.plan import Plan, Tile
+from hybrid_humming.triton_kernels.hopper.a8.edit import digest, paired
 from hybrid_humming.triton_kernels.hopper.a8.finish import accumulator_layout, finish, store_columns, store_rows
+from hybrid_humming.triton_kernels.hopper.a8.pair import count_places, meet, place, produce_either
 from hybrid_humming.triton_kernels.hopper.a8.sums import sum_products, sum_promoted
 from hybrid_humming.triton_kernels.hopper.a8.tiles import (
     out_columns,
     parts_of,
     promotes,
     registers,
+    split,
     waves_of,
     weight_block,
     weight_groups,
@@ -48,11 +53,9 @@ from hybrid_humming.triton_kernels.hopper.gluon import (
 )
 from hybrid_humming.triton_kernels.hopper.host import aligned_rows, as_bytes, counters
 from hybrid_humming.triton_kernels.hopper.plan import ROW
-from hybrid_humming.triton_kernels.hopper.producer import produce
 from hybrid_humming.triton_kernels.hopper.scale import KINDS
-from hybrid_humming.triton_kernels.hopper.segments import count_segments, segment, sum_shared, tile_at
+from hybrid_humming.triton_kernels.hopper.segments import sum_shared
 from hybrid_humming.triton_kernels.hopper.wgmma import described
-from hybrid_humming.triton_kernels.hopper.wgmma_tiles import work_of
 
 PRODUCER_REGISTERS = gl.constexpr(24)
 PLANES = gl.constexpr((8,))
@@ -66,7 +69,7 @@ def consume(
     X_GROUPS: gl.constexpr, X_KIND: gl.constexpr, X_SCALE: gl.constexpr, W_GROUPS: gl.constexpr, W_BLOCK: gl.constexpr,
     W_KIND: gl.constexpr, W_SCALE: gl.constexpr, SECONDARY: gl.constexpr, BIAS: gl.constexpr, TMA_OUT: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, STREAM_K: gl.constexpr, RASTER_M: gl.constexpr,
-    DEPENDENT: gl.constexpr, WARPS: gl.constexpr,
+    DEPENDENT: gl.constexpr, PAIR: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """Sum and store segment after segment."""
     R: gl.constexpr = (BLOCK_M if X_ROWS else BLOCK_N) // WAVES
@@ -77,18 +80,18 @@ def consume(
     slot = 0
     phase = 0
     for i in range(segments):
-        tile, begin, end = segment(i, dealt, steps, shared, share)
-        m, n = tile_at(tile, tiles_m, tiles_n, RASTER_M)
+        tile, begin, end, m, n = place(i, dealt, steps, shared, share, tiles_m, tiles_n, RASTER_M, PAIR)
         m0 = m * BLOCK_M
         n0 = n * BLOCK_N
         if PROMOTE:
             first, second, slot, phase = sum_promoted(
                 slot, phase, begin, end, xb, wb, full, empty, x_scale_ptr, w_scale_ptr, m0, n0, M, N, stride_xm, stride_xk,
                 stride_w, X_ROWS, X_GROUPS, X_KIND, W_GROUPS, W_BLOCK, W_KIND, PARTS, WAVES, BLOCK_M, BLOCK_N, STAGES, SUM, ACC,
+                PAIR,
             )  # fmt: skip
         else:
             first, slot, phase = sum_products(slot, phase, begin, end, xb, wb, full, empty,
-                                              X_ROWS, BLOCK_M, BLOCK_N, STAGES, SUM, ACC)  # fmt: skip
+                                              X_ROWS, BLOCK_M, BLOCK_N, STAGES, SUM, ACC, PAIR)  # fmt: skip
         has_sum = True
         if STREAM_K:
             gl.static_assert(WAVES == 1, "a shared tile has one wave of rows")
@@ -118,7 +121,8 @@ def w8a8_kernel(
     X_GROUPS: gl.constexpr, X_KIND: gl.constexpr, X_SCALE: gl.constexpr, W_GROUPS: gl.constexpr, W_BLOCK: gl.constexpr,
     W_KIND: gl.constexpr, W_SCALE: gl.constexpr, SECONDARY: gl.constexpr, BIAS: gl.constexpr, OUT_COLUMNS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, STREAM_K: gl.constexpr,
-    RASTER_M: gl.constexpr, DEPENDENT: gl.constexpr, WARPS: gl.constexpr,
+    RASTER_M: gl.constexpr, DEPENDENT: gl.constexpr, PAIR: gl.constexpr, WARPS: gl.constexpr,
+    EDITOR: gl.constexpr,
 ):  # fmt: skip
     """See the module's head. PARTS partial sums in a step; WAVES blocks of rows, one after the other; OUT_COLUMNS that leave
     through shared memory at a time, 0 where y is stored from registers."""
@@ -126,7 +130,7 @@ def w8a8_kernel(
     if DEPENDENT:
         gdc_launch_dependents()
     wb = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N // 64, 64, BLOCK_K], w_desc.layout)
-    xb = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
+    xb = gl.allocate_shared_memory(x_desc.dtype, [STAGES * PAIR, BLOCK_M // PAIR, BLOCK_K], x_desc.layout)
     ob = xb  # stands for what is absent
     if OUT_COLUMNS > 0:
         ob = gl.allocate_shared_memory(out_desc.dtype, [BLOCK_M // WAVES, OUT_COLUMNS], out_desc.layout)
@@ -134,19 +138,20 @@ def w8a8_kernel(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=1)
+        mbarrier.init(empty.index(i), count=PAIR)
     fence_async_shared()
+    meet(PAIR)
     BYTES: gl.constexpr = (BLOCK_M + BLOCK_N) * BLOCK_K
-    dealt, segments = count_segments(tiles_m * tiles_n, steps, shared, share)
+    dealt, segments = count_places(tiles_m, tiles_n, steps, shared, share, PAIR)
     gl.warp_specialize(
         [
             (consume, (x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr, out_ptr, out_desc, partial_ptr, count_ptr, xb, wb, ob,
                        full, empty, M, N, tiles_m, tiles_n, steps, shared, share, stride_om, stride_xm, stride_xk, stride_w,
                        dealt, segments, X_ROWS, PROMOTE, PARTS, WAVES, SUM, X_GROUPS, X_KIND, X_SCALE, W_GROUPS, W_BLOCK,
                        W_KIND, W_SCALE, SECONDARY, BIAS, OUT_COLUMNS > 0, BLOCK_M, BLOCK_N, STAGES, STREAM_K, RASTER_M,
-                       DEPENDENT, WARPS)),
-            (produce, (x_desc, (w_desc,), xb, (wb,), full, empty, tiles_m, tiles_n, steps, shared, share, dealt, segments,
-                       0, 1, False, PLANES, BLOCK_M, BLOCK_K, STAGES, RASTER_M, BYTES, DEPENDENT)),
+                       DEPENDENT, PAIR, WARPS)),
+            (produce_either, (x_desc, (w_desc,), xb, (wb,), full, empty, tiles_m, tiles_n, steps, shared, share, dealt, segments,
+                              0, 1, False, PLANES, BLOCK_M, BLOCK_K, STAGES, RASTER_M, BYTES, DEPENDENT, PAIR)),
         ],
         [1],
         [PRODUCER_REGISTERS],
@@ -157,7 +162,7 @@ def w8a8_kernel(
 def launch(args: GemmArgs, plan: Plan) -> None:
     """Run the W8A8 kernel as `plan` says."""
     tile, layout = plan.tile, args.layout
-    work = work_of(tile, args.x.shape[0], layout, DeviceInfo.of(args.out.device).sm_count)
+    work = split(tile, args.x.shape[0], layout, DeviceInfo.of(args.out.device).sm_count)
     if work.shared and args.workspace is None:
         raise PlanError(f"{work.shared} tiles share K, but the plan brought no workspace; plan it with workspace_bytes")
     none, x = args.out, aligned_rows(args.x)  # `none` stands for what is absent and never read
@@ -167,26 +172,28 @@ def launch(args: GemmArgs, plan: Plan) -> None:
     x_scale = none if args.x_scale is None else args.x_scale
     by_token = x_scale.dim() == 2 and x_scale.shape[1] > 1
     counts = counters(args.out.device, work.shared) if tile.stream_k else none
-    launch_triton(
-        w8a8_kernel,
-        (work.ctas, 1, 1),
-        described(x, [tile.block_m, ROW], swizzled=True),
-        described(weight_tiles(args), [tile.block_n // 64, 64, ROW], swizzled=True),
-        described(args.out, [tile.block_m // waves_of(tile, args.problem), columns], swizzled=True) if columns else None,
-        as_bytes(x_scale) if args.x_scale is not None else none,
-        as_bytes(args.scale),
-        none if args.secondary_scale is None else args.secondary_scale,
-        none if args.bias is None else args.bias,
-        args.out,
-        none if args.workspace is None else args.workspace.view(torch.int32 if exact else torch.float32),
-        counts,
-        args.x.shape[0], layout.n, work.tiles_m, work.tiles_n, work.steps, work.shared, work.share, args.out.stride(0),
-        x_scale.stride(0), x_scale.stride(1) if by_token else 0, args.scale.shape[1],
-        num_warps=tile.num_warps,
-        constants=constants_of(args, tile, columns),
-        options={"maxnreg": registers(tile)} | ({"launch_pdl": True} if tile.dependent_launch else {}),
-        memo=args.memo,
-    )  # fmt: skip
+    compiling = paired() if tile.multicast == 2 and w8a8_kernel.__name__ not in args.memo else contextlib.nullcontext()
+    with compiling:
+        launch_triton(
+            w8a8_kernel,
+            (work.ctas, 1, 1),
+            described(x, [tile.block_m // tile.multicast, ROW], swizzled=True),
+            described(weight_tiles(args), [tile.block_n // 64, 64, ROW], swizzled=True),
+            described(args.out, [tile.block_m // waves_of(tile, args.problem), columns], swizzled=True) if columns else None,
+            as_bytes(x_scale) if args.x_scale is not None else none,
+            as_bytes(args.scale),
+            none if args.secondary_scale is None else args.secondary_scale,
+            none if args.bias is None else args.bias,
+            args.out,
+            none if args.workspace is None else args.workspace.view(torch.int32 if exact else torch.float32),
+            counts,
+            args.x.shape[0], layout.n, work.tiles_m, work.tiles_n, work.steps, work.shared, work.share, args.out.stride(0),
+            x_scale.stride(0), x_scale.stride(1) if by_token else 0, args.scale.shape[1],
+            num_warps=tile.num_warps,
+            constants=constants_of(args, tile, columns),
+            options={"maxnreg": registers(tile)} | ({"launch_pdl": True} if tile.dependent_launch else {}),
+            memo=args.memo,
+        )  # fmt: skip
 
 
 def weight_tiles(args: GemmArgs) -> torch.Tensor:
@@ -223,5 +230,7 @@ def constants_of(args: GemmArgs, tile: Tile, columns: int) -> dict[str, object]:
         "STREAM_K": tile.stream_k,
         "RASTER_M": tile.raster_m,
         "DEPENDENT": tile.dependent_launch,
+        "PAIR": tile.multicast,
         "WARPS": tile.num_warps,
+        "EDITOR": digest() if tile.multicast == 2 else "",
     }
