@@ -26,6 +26,7 @@ from hybrid_humming.errors import (
     LayoutError,
     MissingDependency,
     ShapeError,
+    SpecError,
 )
 from hybrid_humming.spec import Spec
 from hybrid_humming.weight import CanonicalWeight, QWeight, check_codes
@@ -254,7 +255,14 @@ def _check_groups(name: str, spec: Spec, n: int, k: int) -> None:
 
 def with_activation(name: str, spec: Spec, activation: str) -> Spec:
     """Return `spec` with another activation half, every stored scale as it is; raises where static scales contradict it."""
-    half = Spec.parse(f"int8 channel x {activation}")
+    try:
+        half = Spec.parse(f"int8 channel x {activation}")
+    except SpecError as error:
+        reason = str(error.args[0]).replace("int8 channel x ", "", 1)
+        raise SpecError(
+            f"activation={activation!r}: {reason}. It takes the right half of a spec line: 'mxfp8', 'e4m3 token', 'int8 token', "
+            "'bf16' ..."
+        ) from None
     fields = {f.name: getattr(half, f.name) for f in dataclasses.fields(Spec) if f.name.startswith("activation")}
     if all(getattr(spec, field) == value for field, value in fields.items()):
         return spec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -21,6 +21,8 @@ def stack(weights: Sequence[Weight], dim: int = 0) -> Weight:
 
     Scales by tensor that differ become scales by row, so no value changes; raises LayoutError for what can't be exact.
     """
+    if not isinstance(weights, Iterable):
+        raise DtypeError(f"stack takes a sequence of weights, not {type(weights).__name__}: hh.stack([q, k, v])")
     weights = list(weights)
     for weight in weights:
         _check_weight("stack", weight)

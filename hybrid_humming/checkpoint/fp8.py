@@ -63,6 +63,9 @@ class FP8(Importer):
         if fmt not in ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"):
             raise UnknownQuantMethod(f"{config.source}: fmt {fmt!r} is not read; readable are e4m3 and e5m2")
         self.powers = config.get("scale_fmt", default="float") == "ue8m0"
+        if config.get("scale_fmt", default="float") not in ("ue8m0", "float"):
+            raise UnknownQuantMethod(f"{config.source}: scale_fmt {config.get('scale_fmt')!r}; readable are ue8m0 and float")
+        self.says_scheme = config.get("activation_scheme") is not None
         self.skipped = config.strings("modules_to_not_convert") + config.strings("ignored_layers")
 
     def split(self, tensor: str) -> tuple[str, str]:
@@ -137,6 +140,13 @@ class FP8(Importer):
         if inputs is not None:
             check_scalar(name, parts[inputs])
         static = spec.activation_granularity == "tensor"
+        if inputs is not None and not static:
+            if not self.says_scheme:
+                raise CheckpointMismatch(
+                    f"{name}: {inputs} is stored, but {self.config.source} has no activation_scheme; add it: static to use the "
+                    "stored scale, dynamic to leave it"
+                )
+            log.warning("%s: activation_scheme is %s, so the stored %s is not used", name, self.scheme, inputs)
 
         def decode(stored: Tensor, _: int) -> Tensor:
             raw = stored.view(torch.uint8)

@@ -94,6 +94,7 @@ def test_unquantized_modules_beside_are_left_alone():
     [
         ({}, {"weight_scale": None}, MissingTensor, "weight is F8_E4M3 .*, but none of weight_scale_inv, .* is beside it"),
         ({"activation_scheme": "static"}, {}, MissingTensor, "activation_scheme is static, but none of input_scale"),
+        ({"scale_fmt": "e8m0"}, {}, UnknownQuantMethod, "scale_fmt 'e8m0'; readable are ue8m0 and float"),
         ({"activation_scheme": "group"}, {}, UnknownQuantMethod, "activation_scheme 'group'; readable are dynamic and static"),
         ({"fmt": "e3m4"}, {}, UnknownQuantMethod, "fmt 'e3m4' is not read"),
         ({}, {"weight_scale": torch.ones(3)}, CheckpointMismatch, r"weight_scale is F32 \[3\] beside a weight of 40 rows"),

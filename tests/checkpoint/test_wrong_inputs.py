@@ -5,7 +5,15 @@ import torch
 
 import hybrid_humming as hh
 from hybrid_humming.checkpoint import load_canonical
-from hybrid_humming.errors import CheckpointMismatch, MissingTensor, ShapeError, UnreadTensor, ValueRangeError
+from hybrid_humming.errors import (
+    CheckpointMismatch,
+    DtypeError,
+    MissingTensor,
+    ShapeError,
+    SpecError,
+    UnreadTensor,
+    ValueRangeError,
+)
 from tests.checkpoint.build import GOLDEN, changed, golden, write
 
 DOWN, O_PROJ, Q_PROJ = (f"model.layers.0.{name}" for name in ("mlp.down_proj", "self_attn.o_proj", "self_attn.q_proj"))
@@ -128,3 +136,26 @@ def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path):
     save_file(dict(list(tensors.items())[:1]), path / "b.safetensors")
     with pytest.raises(CheckpointMismatch, match="is in both a.safetensors and b.safetensors, and no model.safetensors.index.json"):
         hh.load(path)
+
+
+def test_a_static_scale_without_a_scheme_is_refused_and_one_beside_dynamic_is_named(tmp_path, caplog):
+    folder = "handmade-fp8-tensor-static"
+    with pytest.raises(CheckpointMismatch, match="input_scale is stored, but .* has no activation_scheme; add it: static"):
+        hh.load(changed(tmp_path / "none", folder, quantization={"activation_scheme": None}))
+    assert str(hh.load(changed(tmp_path / "dynamic", folder, quantization={"activation_scheme": "dynamic"})).spec(DOWN)).endswith(
+        "token"
+    )
+    assert "activation_scheme is dynamic, so the stored input_scale is not used" in caplog.text
+
+
+@pytest.mark.parametrize("activation", ["junk", "", 5, "e4m3 token x bf16", "int8 channel"])
+def test_an_activation_that_is_none_is_refused_in_its_own_words(activation):
+    with pytest.raises(SpecError, match="It takes the right half of a spec line: 'mxfp8'") as caught:
+        hh.load(GOLDEN / "gptqmodel-w4-g16-sym-v1", activation=activation)
+    assert "int8 channel x" not in str(caught.value) and f"activation={activation!r}" in str(caught.value)
+
+
+def test_a_weight_alone_is_no_stack():
+    qweight = hh.load(GOLDEN / "gptqmodel-w4-g16-sym-v1")[DOWN][0]
+    with pytest.raises(DtypeError, match=r"stack takes a sequence of weights, not QWeight: hh.stack\(\[q, k, v\]\)"):
+        hh.stack(qweight)
