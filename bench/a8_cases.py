@@ -17,7 +17,8 @@ FP8, BLOCK, INT8 = "e4m3 channel x e4m3 token", "e4m3 b128x128 x e4m3 g128", "in
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel, problem and tile. scales: "rows" | "columns", how x's scales lie in memory; folded: MXFP4's exponents are."""
+    """One kernel, problem and tile. scales: "rows" | "columns", how x's scales lie in memory; folded: MXFP4's exponents are;
+    zero: x has zero points."""
 
     spec: str
     n: int
@@ -30,6 +31,7 @@ class Case:
     fast: bool = False
     scales: str = "columns"
     folded: bool = False
+    zero: bool = False
 
     def label(self) -> str:
         tile = " ".join(f"{k.replace('block_', 'b').replace('num_', '')}={v}" for k, v in self.tile.items())
@@ -147,6 +149,9 @@ def check_cases(formats: bool, specs: tuple[str, ...]) -> Iterator[Case]:
                     case = Case(spec, n, k, m, kernel, one, fast=fast, scales="rows" if m % 2 else "columns", folded=folded)
                     if allowed(case):
                         yield case
+        if spec == INT8:
+            for one in (tile(16, 64, 8, 2), tile(128, 128, 6), tile(128, 256, 4, 1, False)):
+                yield Case(spec, 328, 1280, 70, kernel, one, out_dtype="fp32", zero=True)
         for m, one in ((40, tile(64, 64, 6, 2)), (140, tile(128, 128, 4, 1, False))):
             case = Case(spec, 328, 1280, m, kernel, one, True, "fp32")
             if allowed(case):
@@ -224,8 +229,8 @@ def launcher(case: Case) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def args_of(case: Case, qweight: Any, x: Any, out: Any, bias: Any = None) -> tuple[Any, Any]:
-    """(GemmArgs, plan) of a case for a quantized x."""
+def args_of(case: Case, qweight: Any, x: Any, out: Any, bias: Any = None, zero: Any = None) -> tuple[Any, Any]:
+    """(GemmArgs, plan) of a case for a quantized x, and its zero points int32 [M] if it has some."""
     import torch
 
     from hybrid_humming.device import DeviceInfo
@@ -240,13 +245,13 @@ def args_of(case: Case, qweight: Any, x: Any, out: Any, bias: Any = None) -> tup
         x=x.values, qweight=qweight.qweight, scale=qweight.scale, zero_point=qweight.zero_point,
         secondary_scale=qweight.secondary_scale, x_scale=scale, x_global_scale=x.global_scale, bias=bias, out=out,
         workspace=torch.empty(need, dtype=torch.uint8, device=out.device) if need else None,
-        problem=problem, layout=layout, memo={},
+        problem=problem, layout=layout, memo={}, x_zero_point=zero,
     ), plan  # fmt: skip
 
 
 def compiled_alike(case: Case) -> tuple[Any, ...]:
     """What two cases share that run the same compiled kernel."""
-    return case.spec, case.n % 16, case.bias, case.out_dtype, case.fast, case.folded, str(case.tile)
+    return case.spec, case.n % 16, case.bias, case.out_dtype, case.fast, case.folded, case.zero, str(case.tile)
 
 
 def precompile(case: Case) -> str:
@@ -265,7 +270,8 @@ def precompile(case: Case) -> str:
         x = quantize_input(torch.randn(case.m, case.k), spec)
         out = torch.zeros(case.m, case.n, dtype=torch_dtype(str(spec.out_dtype)))
         bias = torch.zeros(case.n, dtype=torch.bfloat16) if case.bias else None
-        args, plan = args_of(case, qweight, x, out, bias)
+        zero = torch.zeros(case.m, dtype=torch.int32) if case.zero else None
+        args, plan = args_of(case, qweight, x, out, bias, zero)
         with compiling_for(90) as built:
             launcher(case)(args, plan)
         if built[0].spill_bytes > 64:

@@ -77,7 +77,8 @@ def check(case: Case) -> dict[str, Any]:
     bias = torch.randn(case.n, device="cuda").to(torch.bfloat16) if case.bias else None
     out = torch.full((case.m, case.n), float("nan"), device="cuda", dtype=torch_dtype(str(spec.out_dtype)))
     packed = pack(weight, layout)
-    args, plan = args_of(case, packed, x, out, bias)
+    zero = torch.randint(-128, 128, (case.m,), device="cuda", dtype=torch.int32) if case.zero else None
+    args, plan = args_of(case, packed, x, out, bias, zero)
     run = launcher(case)
     run(args, plan)
     torch.cuda.synchronize()
@@ -87,7 +88,10 @@ def check(case: Case) -> dict[str, Any]:
         out.fill_(float("nan"))
         run(args, plan)
         equal = equal and torch.equal(first, out)
-    exact = reference.dequantize_input(x, spec, torch.float64) @ reference.dequantize(weight, torch.float64).T
+    real = reference.dequantize_input(x, spec, torch.float64)
+    if zero is not None:
+        real = real - zero[:, None].double() * x.scale.double()
+    exact = real @ reference.dequantize(weight, torch.float64).T
     exact = exact if bias is None else exact + bias
     err, rounding = relative(first, exact), relative(exact.to(out.dtype), exact)
     # int32 sums are exact and five roundings of fp32 follow; the tensor core's FP8 sums keep some 14 bits.

@@ -25,6 +25,8 @@ class GemmArgs(NamedTuple):
     memo            a dict that lives as long as the prepared problem and is given again to every call of the same specialisation
                     (alignments and strides): a launcher keeps there what it need not work out twice
     block_offset    (n, k) of the weight inside its block grid; (0, 0) but for shards of block-scaled weights
+    x_zero_point    int32 [M], the code of x that means 0; only beside int8 x without scales along K, and only where a kernel says
+                    that it takes one
     """
 
     x: Tensor
@@ -41,6 +43,7 @@ class GemmArgs(NamedTuple):
     layout: PackLayout
     memo: dict[Any, Any]
     block_offset: tuple[int, int] = (0, 0)
+    x_zero_point: Tensor | None = None
 
 
 class InputArgs(NamedTuple):

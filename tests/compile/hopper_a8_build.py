@@ -28,6 +28,7 @@ def built(
     bias: bool = True,
     fast: bool = False,
     folded: bool = False,
+    zero: bool = False,
 ) -> Compiled:
     """The kernel that `kernel`'s launcher would run for x [m, k] and `tile`."""
     spec = Spec.parse(line)
@@ -47,6 +48,7 @@ def built(
         secondary_scale=packed.secondary_scale, x_scale=x.scale, x_global_scale=x.global_scale,
         bias=torch.zeros(n, dtype=torch.bfloat16) if bias else None, out=torch.zeros(m, n, dtype=WIDE[str(spec.out_dtype)]),
         workspace=torch.zeros(need, dtype=torch.uint8) if need else None, problem=problem, layout=layout, memo={},
+        x_zero_point=torch.zeros(m, dtype=torch.int32) if zero else None,
     )  # fmt: skip
     plan = Plan(kernel=kernel, tile=Tile(**tile), multiplies=spec.activation, workspace_bytes=need)
     module, _, function = entry.launcher.partition(":")

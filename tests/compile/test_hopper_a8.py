@@ -52,6 +52,10 @@ DECODED = (
 WHOLE_JOBS = [
     Job("tests.compile.hopper_a8_build:built", {"kernel": "gluon.gemm_w8a8", "line": line, "tile": t, "fast": fast})
     for line, t, fast in CASES
+] + [
+    Job(
+        "tests.compile.hopper_a8_build:built", {"kernel": "gluon.gemm_w8a8", "line": INT8, "tile": tile(64, 64, 6, 2), "zero": True}
+    )
 ]
 FOLDED = (decoded(8, 64, 6, 4), decoded(128, 128, 6, 1))
 DECODED_JOBS = [

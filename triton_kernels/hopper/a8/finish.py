@@ -1,5 +1,7 @@
 """Sum -> y for 8-bit activations: y[m, n] = sum * W's scale[n] * secondary[n] * x's scale[m] + bias[n], rounded once.
 
+A zero point of x is taken off the integer sum: sum over k of (x - zero[m]) * w = sum - zero[m] * (sum over k of w), exact in int32.
+
 The sum is [R, C]: x's rows by W's rows with X_ROWS, else W's by x's.
 """
 
@@ -17,17 +19,22 @@ def accumulator_layout(warps, columns, integer):
 
 @gluon.jit
 def finish(
-    acc, m0, n0, M, N, x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr, stride_xm,
-    X_ROWS: gl.constexpr, X_SCALE: gl.constexpr, X_KIND: gl.constexpr, W_SCALE: gl.constexpr, W_KIND: gl.constexpr,
-    SECONDARY: gl.constexpr, BIAS: gl.constexpr, R: gl.constexpr, C: gl.constexpr, ACC: gl.constexpr,
+    acc, m0, n0, M, N, factors, stride_xm,
+    X_ROWS: gl.constexpr, X_ZERO: gl.constexpr, X_SCALE: gl.constexpr, X_KIND: gl.constexpr, W_SCALE: gl.constexpr,
+    W_KIND: gl.constexpr, SECONDARY: gl.constexpr, BIAS: gl.constexpr, R: gl.constexpr, C: gl.constexpr, ACC: gl.constexpr,
 ):  # fmt: skip
-    """[R, C] fp32 sum -> fp32 result, not yet rounded. The factors of a row of W are multiplied with each other first."""
+    """[R, C] sum -> fp32 result, not yet rounded; factors as the kernel makes the tuple."""
+    x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr, x_zero_ptr, w_sum_ptr = factors
     if X_ROWS:
         m = m0 + gl.arange(0, R, layout=gl.SliceLayout(1, ACC))
         n = n0 + gl.arange(0, C, layout=gl.SliceLayout(0, ACC))
     else:
         m = m0 + gl.arange(0, C, layout=gl.SliceLayout(0, ACC))
         n = n0 + gl.arange(0, R, layout=gl.SliceLayout(1, ACC))
+    if X_ZERO:
+        zero = gl.load(x_zero_ptr + m, mask=m < M, other=0)
+        acc = acc - spread(zero, X_ROWS) * spread(gl.load(w_sum_ptr + n, mask=n < N, other=0), not X_ROWS)
+    acc = acc.to(gl.float32)
     if X_SCALE > 0:
         if X_SCALE == 2:
             stored = gl.load(x_scale_ptr + m.to(gl.int64) * stride_xm, mask=m < M, other=0)
@@ -53,9 +60,9 @@ def halves(acc, WARPS: gl.constexpr):
 
 @gluon.jit
 def store_rows(
-    out_desc, buffer, acc, m0, n0, M, N, x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr, stride_xm,
-    X_SCALE: gl.constexpr, X_KIND: gl.constexpr, W_SCALE: gl.constexpr, W_KIND: gl.constexpr, SECONDARY: gl.constexpr,
-    BIAS: gl.constexpr, WARPS: gl.constexpr,
+    out_desc, buffer, acc, m0, n0, M, N, factors, stride_xm,
+    X_ZERO: gl.constexpr, X_SCALE: gl.constexpr, X_KIND: gl.constexpr, W_SCALE: gl.constexpr, W_KIND: gl.constexpr,
+    SECONDARY: gl.constexpr, BIAS: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """Finish rows [R, C] of y and store them through shared memory, as many columns at a time as the buffer holds.
 
@@ -64,14 +71,14 @@ def store_rows(
     C: gl.constexpr = acc.shape[1]
     if C > buffer.shape[1]:
         left, right = halves(acc, WARPS)
-        store_rows(out_desc, buffer, left, m0, n0, M, N, x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr, stride_xm,
-                   X_SCALE, X_KIND, W_SCALE, W_KIND, SECONDARY, BIAS, WARPS)  # fmt: skip
-        store_rows(out_desc, buffer, right, m0, n0 + C // 2, M, N, x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr, stride_xm,
-                   X_SCALE, X_KIND, W_SCALE, W_KIND, SECONDARY, BIAS, WARPS)  # fmt: skip
+        store_rows(out_desc, buffer, left, m0, n0, M, N, factors, stride_xm,
+                   X_ZERO, X_SCALE, X_KIND, W_SCALE, W_KIND, SECONDARY, BIAS, WARPS)  # fmt: skip
+        store_rows(out_desc, buffer, right, m0, n0 + C // 2, M, N, factors, stride_xm,
+                   X_ZERO, X_SCALE, X_KIND, W_SCALE, W_KIND, SECONDARY, BIAS, WARPS)  # fmt: skip
     else:
         ACC: gl.constexpr = accumulator_layout(WARPS, C, acc.dtype == gl.int32)
-        y = finish(acc.to(gl.float32), m0, n0, M, N, x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr, stride_xm,
-                   True, X_SCALE, X_KIND, W_SCALE, W_KIND, SECONDARY, BIAS, acc.shape[0], C, ACC)  # fmt: skip
+        y = finish(acc, m0, n0, M, N, factors, stride_xm,
+                   True, X_ZERO, X_SCALE, X_KIND, W_SCALE, W_KIND, SECONDARY, BIAS, acc.shape[0], C, ACC)  # fmt: skip
         tma.store_wait(0)  # what was stored before has left the buffer
         buffer.store(y.to(buffer.dtype))
         fence_async_shared()

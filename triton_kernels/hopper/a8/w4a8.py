@@ -101,8 +101,9 @@ def consume(
             y = acc.to(gl.float32)
             if UNIT != 1.0:
                 y = y * UNIT
-            y = finish(y, m * BLOCK_M, n * BLOCK_N, M, N, x_scale_ptr, scale_ptr, secondary_ptr, bias_ptr, stride_xm,
-                       False, X_SCALE, X_KIND, SCALE, KIND, SECONDARY, BIAS, BLOCK_N, BLOCK_M, ACC)  # fmt: skip
+            y = finish(y, m * BLOCK_M, n * BLOCK_N, M, N,
+                       (x_scale_ptr, scale_ptr, secondary_ptr, bias_ptr, scale_ptr, scale_ptr), stride_xm,
+                       False, False, X_SCALE, X_KIND, SCALE, KIND, SECONDARY, BIAS, BLOCK_N, BLOCK_M, ACC)  # fmt: skip
             store_columns(out_ptr, y, m * BLOCK_M, n * BLOCK_N, M, N, stride_om, False, BLOCK_N, BLOCK_M, WARPS)
 
 

@@ -3,7 +3,7 @@
     x        [M, K]            e4m3 | e5m2 | int8, unit stride along K
     w        [N/64, K/128, 64, 128] bytes in tiles (hybrid_humming/pack/hopper_a8.py)
     scale    fp32 (or the spec's format): by channel, tensor, block or group
-    x_scale  [M, 1] | [1] | [M, K/G], any strides
+    x_scale  [M, 1] | [1] | [M, K/G], any strides;  x_zero_point int32 [M], beside int8 without scales along K
     partial  [2 CTAs, BLOCK_M * BLOCK_N] fp32 | int32, count [tiles] int32 zeros: only when tiles are shared (stream-K)
     out      [M, N]            unit stride along N
 
@@ -21,7 +21,7 @@ import contextlib
 import torch
 
 from hybrid_humming.device import DeviceInfo
-from hybrid_humming.errors import PlanError
+from hybrid_humming.errors import PlanError, UnsupportedProblem
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.launch import launch_triton
 from hybrid_humming.plan import Plan, Tile
@@ -63,12 +63,13 @@ PLANES = gl.constexpr((8,))
 
 @gluon.jit
 def consume(
-    x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr, out_ptr, out_desc, partial_ptr, count_ptr, xb, wb, ob, full, empty,
+    factors, out_ptr, out_desc, partial_ptr, count_ptr, xb, wb, ob, full, empty,
     M, N, tiles_m, tiles_n, steps, shared, share, stride_om, stride_xm, stride_xk, stride_w, dealt, segments,
     X_ROWS: gl.constexpr, PROMOTE: gl.constexpr, PARTS: gl.constexpr, WAVES: gl.constexpr, SUM: gl.constexpr,
-    X_GROUPS: gl.constexpr, X_KIND: gl.constexpr, X_SCALE: gl.constexpr, W_GROUPS: gl.constexpr, W_BLOCK: gl.constexpr,
-    W_KIND: gl.constexpr, W_SCALE: gl.constexpr, SECONDARY: gl.constexpr, BIAS: gl.constexpr, TMA_OUT: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, STREAM_K: gl.constexpr, RASTER_M: gl.constexpr,
+    X_ZERO: gl.constexpr, X_GROUPS: gl.constexpr, X_KIND: gl.constexpr, X_SCALE: gl.constexpr, W_GROUPS: gl.constexpr,
+    W_BLOCK: gl.constexpr, W_KIND: gl.constexpr, W_SCALE: gl.constexpr, SECONDARY: gl.constexpr, BIAS: gl.constexpr,
+    TMA_OUT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, STREAM_K: gl.constexpr,
+    RASTER_M: gl.constexpr,
     DEPENDENT: gl.constexpr, PAIR: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """Sum and store segment after segment."""
@@ -85,7 +86,7 @@ def consume(
         n0 = n * BLOCK_N
         if PROMOTE:
             first, second, slot, phase = sum_promoted(
-                slot, phase, begin, end, xb, wb, full, empty, x_scale_ptr, w_scale_ptr, m0, n0, M, N, stride_xm, stride_xk,
+                slot, phase, begin, end, xb, wb, full, empty, factors[0], factors[1], m0, n0, M, N, stride_xm, stride_xk,
                 stride_w, X_ROWS, X_GROUPS, X_KIND, W_GROUPS, W_BLOCK, W_KIND, PARTS, WAVES, BLOCK_M, BLOCK_N, STAGES, SUM, ACC,
                 PAIR,
             )  # fmt: skip
@@ -103,11 +104,11 @@ def consume(
                 if wave == 1:
                     acc = second
                 if TMA_OUT:
-                    store_rows(out_desc, ob, acc, m0 + wave * R, n0, M, N, x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr,
-                               stride_xm, X_SCALE, X_KIND, W_SCALE, W_KIND, SECONDARY, BIAS, WARPS)  # fmt: skip
+                    store_rows(out_desc, ob, acc, m0 + wave * R, n0, M, N, factors, stride_xm,
+                               X_ZERO, X_SCALE, X_KIND, W_SCALE, W_KIND, SECONDARY, BIAS, WARPS)  # fmt: skip
                 else:
-                    y = finish(acc.to(gl.float32), m0 + wave * R, n0, M, N, x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr,
-                               stride_xm, X_ROWS, X_SCALE, X_KIND, W_SCALE, W_KIND, SECONDARY, BIAS, R, C, ACC)  # fmt: skip
+                    y = finish(acc, m0 + wave * R, n0, M, N, factors, stride_xm,
+                               X_ROWS, X_ZERO, X_SCALE, X_KIND, W_SCALE, W_KIND, SECONDARY, BIAS, R, C, ACC)  # fmt: skip
                     store_columns(out_ptr, y, m0 + wave * R, n0, M, N, stride_om, X_ROWS, R, C, WARPS)
     if TMA_OUT:
         tma.store_wait(0)  # shared memory is gone when the program ends
@@ -115,12 +116,14 @@ def consume(
 
 @gluon.jit(do_not_specialize=["M", "N", "tiles_m", "tiles_n", "steps", "shared", "share", "stride_xm", "stride_xk", "stride_w"])
 def w8a8_kernel(
-    x_desc, w_desc, out_desc, x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr, out_ptr, partial_ptr, count_ptr,
+    x_desc, w_desc, out_desc, x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr, x_zero_ptr, w_sum_ptr,
+    out_ptr, partial_ptr, count_ptr,
     M, N, tiles_m, tiles_n, steps, shared, share, stride_om, stride_xm, stride_xk, stride_w,
     X_ROWS: gl.constexpr, PROMOTE: gl.constexpr, PARTS: gl.constexpr, WAVES: gl.constexpr, INTEGER: gl.constexpr,
-    X_GROUPS: gl.constexpr, X_KIND: gl.constexpr, X_SCALE: gl.constexpr, W_GROUPS: gl.constexpr, W_BLOCK: gl.constexpr,
-    W_KIND: gl.constexpr, W_SCALE: gl.constexpr, SECONDARY: gl.constexpr, BIAS: gl.constexpr, OUT_COLUMNS: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, STREAM_K: gl.constexpr,
+    X_ZERO: gl.constexpr, X_GROUPS: gl.constexpr, X_KIND: gl.constexpr, X_SCALE: gl.constexpr, W_GROUPS: gl.constexpr,
+    W_BLOCK: gl.constexpr, W_KIND: gl.constexpr, W_SCALE: gl.constexpr, SECONDARY: gl.constexpr, BIAS: gl.constexpr,
+    OUT_COLUMNS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    STREAM_K: gl.constexpr,
     RASTER_M: gl.constexpr, DEPENDENT: gl.constexpr, PAIR: gl.constexpr, WARPS: gl.constexpr,
     EDITOR: gl.constexpr,
 ):  # fmt: skip
@@ -141,14 +144,15 @@ def w8a8_kernel(
         mbarrier.init(empty.index(i), count=PAIR)
     fence_async_shared()
     meet(PAIR)
+    factors = (x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr, x_zero_ptr, w_sum_ptr)
     BYTES: gl.constexpr = (BLOCK_M + BLOCK_N) * BLOCK_K
     dealt, segments = count_places(tiles_m, tiles_n, steps, shared, share, PAIR)
     gl.warp_specialize(
         [
-            (consume, (x_scale_ptr, w_scale_ptr, secondary_ptr, bias_ptr, out_ptr, out_desc, partial_ptr, count_ptr, xb, wb, ob,
-                       full, empty, M, N, tiles_m, tiles_n, steps, shared, share, stride_om, stride_xm, stride_xk, stride_w,
-                       dealt, segments, X_ROWS, PROMOTE, PARTS, WAVES, SUM, X_GROUPS, X_KIND, X_SCALE, W_GROUPS, W_BLOCK,
-                       W_KIND, W_SCALE, SECONDARY, BIAS, OUT_COLUMNS > 0, BLOCK_M, BLOCK_N, STAGES, STREAM_K, RASTER_M,
+            (consume, (factors, out_ptr, out_desc, partial_ptr, count_ptr, xb, wb, ob, full, empty,
+                       M, N, tiles_m, tiles_n, steps, shared, share, stride_om, stride_xm, stride_xk, stride_w,
+                       dealt, segments, X_ROWS, PROMOTE, PARTS, WAVES, SUM, X_ZERO, X_GROUPS, X_KIND, X_SCALE, W_GROUPS,
+                       W_BLOCK, W_KIND, W_SCALE, SECONDARY, BIAS, OUT_COLUMNS > 0, BLOCK_M, BLOCK_N, STAGES, STREAM_K, RASTER_M,
                        DEPENDENT, PAIR, WARPS)),
             (produce_either, (x_desc, (w_desc,), xb, (wb,), full, empty, tiles_m, tiles_n, steps, shared, share, dealt, segments,
                               0, 1, False, PLANES, BLOCK_M, BLOCK_K, STAGES, RASTER_M, BYTES, DEPENDENT, PAIR)),
@@ -184,6 +188,8 @@ def launch(args: GemmArgs, plan: Plan) -> None:
             as_bytes(args.scale),
             none if args.secondary_scale is None else args.secondary_scale,
             none if args.bias is None else args.bias,
+            none if args.x_zero_point is None else args.x_zero_point,
+            none if args.x_zero_point is None else weight_sums(args),
             args.out,
             none if args.workspace is None else args.workspace.view(torch.int32 if exact else torch.float32),
             counts,
@@ -203,6 +209,20 @@ def weight_tiles(args: GemmArgs) -> torch.Tensor:
     return args.qweight.view(dtype).view(layout.padded_n // 64, layout.padded_k // ROW * 64, ROW)
 
 
+def weight_sums(args: GemmArgs) -> torch.Tensor:
+    """Return int32 [padded_n], the sum of each row's codes; kept with the weight's address."""
+    if args.problem.spec.activation != "int8" or promotes(args.problem):
+        raise UnsupportedProblem(
+            f"{args.problem} with a zero point of x: only int8 x int8 without scales along K takes one; quantize x symmetrically"
+        )
+    key = ("w8a8_sums", args.qweight.data_ptr())
+    found: torch.Tensor | None = args.memo.get(key)
+    if found is None:
+        rows = weight_tiles(args).unflatten(1, (-1, 64))
+        found = args.memo[key] = rows.sum((1, 3), dtype=torch.int32).flatten()
+    return found
+
+
 def constants_of(args: GemmArgs, tile: Tile, columns: int) -> dict[str, object]:
     """The kernel's constants, in the order of its parameters."""
     problem, spec = args.problem, args.problem.spec
@@ -213,6 +233,7 @@ def constants_of(args: GemmArgs, tile: Tile, columns: int) -> dict[str, object]:
         "PARTS": parts_of(spec),
         "WAVES": waves_of(tile, problem),
         "INTEGER": spec.activation == "int8",
+        "X_ZERO": args.x_zero_point is not None,
         "X_GROUPS": x_groups(spec),
         "X_KIND": KINDS[str(spec.activation_scale)],
         "X_SCALE": {"tensor": SCALAR, "token": VECTOR}.get(str(spec.activation_granularity), NONE),
