@@ -68,7 +68,7 @@ def w4(**changes) -> Tile:
 @pytest.mark.parametrize(
     "tile, line, said",
     [(w8(block_m=24), "e4m3 channel x e4m3 token", "block_m=24"), (w8(block_k=64), "e4m3 channel x e4m3 token", "block_k=64"),
-     (w8(block_n=256), "e4m3 channel x e4m3 token", "registers of sums"),
+     (w8(block_n=256), "e4m3 channel x e4m3 token", "a thread has 240"),
      (w8(num_warps=4), "int8 channel x int8 token", "take turns"),
      (w8(block_m=256, stream_k=True), "e4m3 channel x e4m3 token", "keeps K whole"),
      (w8(split_k=2), "int8 channel x int8 token", "split_k=2"),

@@ -77,39 +77,42 @@ def spread(value, ALONG_ROWS: gl.constexpr):
         return value[None, :]
 
 
-@gluon.jit
-def input_scales(x_scale_ptr, k, m, M, stride_xm, stride_xk, live, X_GROUPS: gl.constexpr, KIND: gl.constexpr, PARTS: gl.constexpr):
-    """x's scales of step k beside rows `m`, one for each of PARTS partial sums; () where they are constant along K."""
-    out = ()
-    if X_GROUPS > 0:
-        for j in gl.static_range(PARTS):
-            at = m * stride_xm + (k * X_GROUPS + j * X_GROUPS // PARTS) * stride_xk
-            one = (decode_scale(gl.load(x_scale_ptr + at, mask=(m < M) & live, other=0), KIND),)
-            out = out + one  # type: ignore[assignment]
-    return out
+@gluon.constexpr_function
+def loads_late(parts, x_rows, w_groups):
+    """Whether scales are loaded as a partial sum needs them, not a step ahead: they take too many registers to be carried."""
+    return parts > 1 or (x_rows and w_groups > 0)
 
 
 @gluon.jit
-def weight_scales(
-    w_scale_ptr, k, n, n0, N, stride_w, live, W_GROUPS: gl.constexpr, W_BLOCK: gl.constexpr, KIND: gl.constexpr,
+def input_scale(
+    x_scale_ptr, k, j: gl.constexpr, m, M, stride_xm, stride_xk, live, X_GROUPS: gl.constexpr, KIND: gl.constexpr,
     PARTS: gl.constexpr,
 ):  # fmt: skip
-    """W's scales of step k, one for each of PARTS partial sums; () where they are constant along K.
+    """(x's scales beside rows `m` of partial sum j of step k,), or () where they are constant along K."""
+    if X_GROUPS > 0:
+        at = m * stride_xm + (k * X_GROUPS + j * X_GROUPS // PARTS) * stride_xk
+        return (decode_scale(gl.load(x_scale_ptr + at, mask=(m < M) & live, other=0), KIND),)
+    else:
+        return ()
+
+
+@gluon.jit
+def weight_scale(
+    w_scale_ptr, k, j: gl.constexpr, n, n0, N, stride_w, live, W_GROUPS: gl.constexpr, W_BLOCK: gl.constexpr, KIND: gl.constexpr,
+    PARTS: gl.constexpr,
+):  # fmt: skip
+    """(W's scales of partial sum j of step k,), or () where they are constant along K.
 
     W_BLOCK  rows that share a scale, [K / 128, N / W_BLOCK]: one scalar for the tile, which lies inside a block
     W_GROUPS scales of a row in 128 k, [K / 128, padded N * W_GROUPS] (hybrid_humming/pack/hopper_scale.py)
     """
-    out = ()
     if W_BLOCK > 0:
-        one = (decode_scale(gl.load(w_scale_ptr + k * stride_w + n0 // W_BLOCK, mask=live & (n0 < N), other=0), KIND),)
-        for _j in gl.static_range(PARTS):
-            out = out + one  # type: ignore[assignment]
+        return (decode_scale(gl.load(w_scale_ptr + k * stride_w + n0 // W_BLOCK, mask=live & (n0 < N), other=0), KIND),)
     elif W_GROUPS > 0:
-        for j in gl.static_range(PARTS):
-            at = k * stride_w + n * W_GROUPS + j * W_GROUPS // PARTS
-            one = (decode_scale(gl.load(w_scale_ptr + at, mask=(n < N) & live, other=0), KIND),)
-            out = out + one  # type: ignore[assignment]
-    return out
+        at = k * stride_w + n * W_GROUPS + j * W_GROUPS // PARTS
+        return (decode_scale(gl.load(w_scale_ptr + at, mask=(n < N) & live, other=0), KIND),)
+    else:
+        return ()
 
 
 @gluon.jit
@@ -125,20 +128,20 @@ def add_now(acc, t, factor, NOW: gl.constexpr):
 
 
 @gluon.jit
-def promoted(acc, t, x_scales, w_scales, j: gl.constexpr, X_ROWS: gl.constexpr, W_BLOCK: gl.constexpr, NOW: gl.constexpr):
-    """acc + t * W's scale * x's scale, in fp32."""
+def promoted(acc, t, x_scale, w_scale, X_ROWS: gl.constexpr, W_BLOCK: gl.constexpr, NOW: gl.constexpr):
+    """acc + t * W's scale * x's scale, in fp32; each scale in a tuple of one, or ()."""
     t = t.to(gl.float32)
-    if len(w_scales) > 0:
-        if W_BLOCK > 0 and len(x_scales) > 0:
-            return add_now(acc, t, spread(x_scales[j] * w_scales[j], X_ROWS), NOW)
+    if len(w_scale) > 0:
+        if W_BLOCK > 0 and len(x_scale) > 0:
+            return add_now(acc, t, spread(x_scale[0] * w_scale[0], X_ROWS), NOW)
         elif W_BLOCK > 0:
-            return acc + t * w_scales[j]
-        elif len(x_scales) > 0:
-            return add_now(acc, t * spread(w_scales[j], not X_ROWS), spread(x_scales[j], X_ROWS), NOW)
+            return acc + t * w_scale[0]
+        elif len(x_scale) > 0:
+            return add_now(acc, t * spread(w_scale[0], not X_ROWS), spread(x_scale[0], X_ROWS), NOW)
         else:
-            return add_now(acc, t, spread(w_scales[j], not X_ROWS), NOW)
-    elif len(x_scales) > 0:
-        return add_now(acc, t, spread(x_scales[j], X_ROWS), NOW)
+            return add_now(acc, t, spread(w_scale[0], not X_ROWS), NOW)
+    elif len(x_scale) > 0:
+        return add_now(acc, t, spread(x_scale[0], X_ROWS), NOW)
     else:
         return acc + t
 
@@ -156,33 +159,39 @@ def sum_promoted(
     K: gl.constexpr = 128 // PARTS
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     COLUMN: gl.constexpr = gl.SliceLayout(0, ACC)
+    LATE: gl.constexpr = loads_late(PARTS, X_ROWS, W_GROUPS)
     zero = gl.zeros([R, C], SUM, ACC)
     acc0 = gl.zeros([R, C], gl.float32, ACC)
     acc1 = acc0
     if X_ROWS:
         m_first = m0 + gl.arange(0, R, layout=ROW)
         m_second = m_first + R * (WAVES - 1)
-        n_first = n0 + gl.arange(0, C, layout=COLUMN)
+        n_all = n0 + gl.arange(0, C, layout=COLUMN)
     else:
         gl.static_assert(WAVES == 1)
         m_first = m0 + gl.arange(0, C, layout=COLUMN)
         m_second = m_first
-        n_first = n0 + gl.arange(0, R, layout=ROW)
-    xs_first = input_scales(x_scale_ptr, begin, m_first, M, stride_xm, stride_xk, begin < end, X_GROUPS, X_KIND, PARTS)
-    xs_second = xs_first
+        n_all = n0 + gl.arange(0, R, layout=ROW)
+    live = begin < end
+    xs0 = input_scale(x_scale_ptr, begin, 0, m_first, M, stride_xm, stride_xk, live, X_GROUPS, X_KIND, PARTS)
+    xs1 = xs0
     if WAVES == 2:
-        xs_second = input_scales(x_scale_ptr, begin, m_second, M, stride_xm, stride_xk, begin < end, X_GROUPS, X_KIND, PARTS)
-    ws = weight_scales(w_scale_ptr, begin, n_first, n0, N, stride_w, begin < end, W_GROUPS, W_BLOCK, W_KIND, PARTS)
-    mbarrier.wait(full.index(slot), phase, pred=begin < end)
+        xs1 = input_scale(x_scale_ptr, begin, 0, m_second, M, stride_xm, stride_xk, live, X_GROUPS, X_KIND, PARTS)
+    ws = weight_scale(w_scale_ptr, begin, 0, n_all, n0, N, stride_w, live, W_GROUPS, W_BLOCK, W_KIND, PARTS)
+    mbarrier.wait(full.index(slot), phase, pred=live)
     for k in range(begin, end):
         prev = gl.where(slot == 0, STAGES - 1, slot - 1)
-        # The next step's scales are on their way while this one multiplies.
         live = k + 1 < end
-        next_first = input_scales(x_scale_ptr, k + 1, m_first, M, stride_xm, stride_xk, live, X_GROUPS, X_KIND, PARTS)
-        next_second = next_first
-        if WAVES == 2:
-            next_second = input_scales(x_scale_ptr, k + 1, m_second, M, stride_xm, stride_xk, live, X_GROUPS, X_KIND, PARTS)
-        next_ws = weight_scales(w_scale_ptr, k + 1, n_first, n0, N, stride_w, live, W_GROUPS, W_BLOCK, W_KIND, PARTS)
+        next_xs0 = xs0
+        next_xs1 = xs1
+        next_ws = ws
+        if not LATE:
+            # The next step's scales are on their way while this one multiplies.
+            next_xs0 = input_scale(x_scale_ptr, k + 1, 0, m_first, M, stride_xm, stride_xk, live, X_GROUPS, X_KIND, PARTS)
+            next_xs1 = next_xs0
+            if WAVES == 2:
+                next_xs1 = input_scale(x_scale_ptr, k + 1, 0, m_second, M, stride_xm, stride_xk, live, X_GROUPS, X_KIND, PARTS)
+            next_ws = weight_scale(w_scale_ptr, k + 1, 0, n_all, n0, N, stride_w, live, W_GROUPS, W_BLOCK, W_KIND, PARTS)
         rows, columns = operands(xb, wb, slot, X_ROWS, BM, BN, PAIR)
         slot += 1
         if slot == STAGES:
@@ -191,18 +200,24 @@ def sum_promoted(
         for j in gl.static_range(PARTS):
             b = columns.slice(j * K, K, dim=1).permute([1, 0])
             d = warpgroup_mma(rows.slice(0, R, dim=0).slice(j * K, K, dim=1), b, zero, use_acc=False, is_async=True)
+            if LATE:
+                xs0 = input_scale(x_scale_ptr, k, j, m_first, M, stride_xm, stride_xk, True, X_GROUPS, X_KIND, PARTS)
+                ws = weight_scale(w_scale_ptr, k, j, n_all, n0, N, stride_w, True, W_GROUPS, W_BLOCK, W_KIND, PARTS)
             if j == 0:
                 release(empty.index(prev), k > begin, PAIR)
                 mbarrier.wait(full.index(slot), phase, pred=live)
             t = warpgroup_mma_wait(0, [d])
-            acc0 = promoted(acc0, t, xs_first, ws, j, X_ROWS, W_BLOCK, WAVES == 2)
+            acc0 = promoted(acc0, t, xs0, ws, X_ROWS, W_BLOCK, WAVES == 2)
             if WAVES == 2:
                 d = warpgroup_mma(rows.slice(R, R, dim=0).slice(j * K, K, dim=1), b, zero, use_acc=False, is_async=True)
+                if LATE:
+                    xs1 = input_scale(x_scale_ptr, k, j, m_second, M, stride_xm, stride_xk, True, X_GROUPS, X_KIND, PARTS)
                 t = warpgroup_mma_wait(0, [d])
-                acc1 = promoted(acc1, t, xs_second, ws, j, X_ROWS, W_BLOCK, WAVES == 2)
-        xs_first = next_first
-        xs_second = next_second
-        ws = next_ws
+                acc1 = promoted(acc1, t, xs1, ws, X_ROWS, W_BLOCK, WAVES == 2)
+        if not LATE:
+            xs0 = next_xs0
+            xs1 = next_xs1
+            ws = next_ws
     last = gl.where(slot == 0, STAGES - 1, slot - 1)
     release(empty.index(last), True, PAIR)
     return acc0, acc1, slot, phase

@@ -10,13 +10,14 @@ from hybrid_humming.plan import Tile
 from hybrid_humming.plan.cost import problem_bytes
 from hybrid_humming.spec import PackLayout, Problem, Spec
 from hybrid_humming.triton_kernels.hopper.plan import COUNTERS, ROW
-from hybrid_humming.triton_kernels.hopper.wgmma_tiles import SHARED_SLACK, Work, registers, work_of
+from hybrid_humming.triton_kernels.hopper.wgmma_tiles import PRODUCER_WARPS, SHARED_SLACK, Work, registers, work_of
 
 __all__ = [
     "check", "cost_us", "out_columns", "parts_of", "promotes", "registers", "reject", "reject_pair", "reject_spec", "shared_bytes",
     "split", "tiles", "waves_of", "weight_block", "weight_groups", "workspace", "x_groups", "x_is_rows",
 ]  # fmt: skip
 
+PRODUCER_REGISTERS = 24
 ROWS_FIRST = 128  # x is wgmma's 64-row operand from this block_m on
 PAIRS = (("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e4m3"), ("e5m2", "e5m2"), ("int8", "int8"))
 GROUPS = (32, 64, 128)
@@ -125,6 +126,25 @@ def workspace(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceIn
     return 8 * device.sm_count * tile.ctas_per_sm * tile.block_m * tile.block_n if tile.stream_k else 0
 
 
+def consumer_registers(tile: Tile) -> int:
+    """Return the registers of a thread that multiplies, once the producer has handed its own over."""
+    threads = 32 * tile.num_warps
+    return min(
+        255, (registers(tile) * (threads + 32 * PRODUCER_WARPS) - PRODUCER_REGISTERS * 32 * PRODUCER_WARPS) // threads // 8 * 8
+    )
+
+
+def thread_registers(tile: Tile, problem: Problem) -> int:
+    """Return about how many registers a thread needs: sums, partial sums, scales beside the columns, and the rest."""
+    spec, waves = problem.spec, waves_of(tile, problem)
+    columns = tile.block_n if x_is_rows(tile) else tile.block_m
+    sums = waves * columns // 2 + (columns // 2 if promotes(problem) else 0)
+    beside = weight_groups(spec) if x_is_rows(tile) else x_groups(spec)
+    # Two steps' scales of one sum, or those of every sum of a step, which the compiler loads together.
+    scales = columns // 4 * max(parts_of(spec), 1 if x_is_rows(tile) else 2) if beside else 0
+    return sums + scales + (36 if parts_of(spec) == 1 else 60)
+
+
 def shared_bytes(tile: Tile, problem: Problem) -> int:
     """Return the bytes of shared memory that the kernel takes, as compiled: slots, two barriers each, y on its way out, what
     the producer is told, and the roles of the warps."""
@@ -143,13 +163,13 @@ def check(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) 
         return f"block_n={tile.block_n} must be 64, 128 or 256"
     if tile.block_k != ROW:
         return f"block_k={tile.block_k} must be {ROW}"
-    rows, columns = (tile.block_m, tile.block_n) if x_is_rows(tile) else (tile.block_n, tile.block_m)
+    rows = tile.block_m if x_is_rows(tile) else tile.block_n
     waves = waves_of(tile, problem)
     if tile.num_warps not in (4, 8) or waves not in (1, 2):
         return f"num_warps={tile.num_warps} must be 4 or 8, a warpgroup for 64 or 128 of the {rows} rows"
-    sums = waves * columns + (columns if promotes(problem) else 0)
-    if sums > 2 * 192:
-        return f"block_m={tile.block_m}, block_n={tile.block_n}: {sums // 2} registers of sums in each thread, at most 192 fit"
+    need, have = thread_registers(tile, problem), consumer_registers(tile)
+    if need > have:
+        return f"block_m={tile.block_m}, block_n={tile.block_n}: sums and scales take some {need} registers, a thread has {have}"
     if waves == 2 and not promotes(problem):
         return f"block_m={tile.block_m}, block_n={tile.block_n} with {tile.num_warps} warps: only promoted sums take turns"
     if waves == 2 and (tile.stream_k or not x_is_rows(tile)):
