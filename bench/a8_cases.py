@@ -115,6 +115,8 @@ DECODED_FORMATS = (
     "int4 g64 x e4m3 token", "int4 g32 x e4m3 token", "mxint4 x e4m3 token", "nvfp4 x e4m3 token", "mxfp4 x e5m2 token",
     "uint4 g128 zp x e4m3 token", "uint4 g32 zp x e4m3 token", "uint3 channel zp x e4m3 token", "e3m2 g32 x e4m3 token",
     "e2m3 g32 x e4m3 tensor", "e0m3 g128 x e4m3 token", "e1m2 g64 x e4m3 token", "int4 b128x128 x e4m3 token",
+    "int4 g128 x e4m3 g128", "int4 g128 x e4m3 g32", "mxfp4 x mxfp8", "nvfp4 x e4m3 g128", "int4 channel x e4m3 g64",
+    "int4 g64 x int8 g128", "uint4 g128 zp x int8 g64",
     "int1 channel x int8 token", "int2 g128 x int8 token", "int3 g64 x int8 token", "int4 channel x int8 token",
     "int4 g32 x int8 token", "int4 g16:fp16 x int8 token", "int5 g128 x int8 token", "int6 g128 x int8 tensor",
     "int7 g128 x int8 token", "uint4 g64 zp x int8 token", "uint4 g32 zp x int8 token", "uint7 g128 zp x int8 token",

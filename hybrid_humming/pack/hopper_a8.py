@@ -53,6 +53,7 @@ def make_layout(spec: Spec, n: int, k: int, experts: int, facts: Facts) -> PackL
         byte_recipe(spec.weight, operand_of(spec))
     folded = spec.weight == "e2m1" and facts.row_exponent_span is not None and facts.row_exponent_span <= FOLDED_SPAN
     folded = folded and (spec.group_size, spec.scale, spec.secondary) == (32, "e8m0", None)
+    folded = folded and (spec.activation_group_size or 128) >= 128  # finer scales of x need a sum for each group anyway
     padded_n, padded_k = (-(-size // step) * step for size, step in ((n, TILE[0]), (k, TILE[1] if spec.bits == 8 else 64)))
     return PackLayout(
         family="hopper_a8",

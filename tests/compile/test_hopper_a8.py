@@ -47,6 +47,7 @@ DECODED = (
     ("mxfp4 x e4m3 token", decoded(16, 64, 6, 4)), ("mxfp4 x e4m3 token", decoded(64, 64, 6, 2)),
     ("nvfp4 x e4m3 token", decoded(32, 64, 6, 2)), ("int4 channel x int8 token", decoded(128, 128, 6, 1)),
     ("int3 g64 x int8 token", decoded(32, 64, 6, 3)),
+    ("int4 g128 x e4m3 g32", decoded(16, 64, 5, 2)), ("int4 g128 x int8 g128", decoded(64, 64, 6, 2)),
     ("uint4 g32 zp x e4m3 token", decoded(16, 64, 5, 2)), ("e3m2 g32 x e5m2 token -> fp16", decoded(32, 128, 4, 1)),
 )  # fmt: skip
 WHOLE_JOBS = [

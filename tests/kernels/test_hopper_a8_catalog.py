@@ -22,7 +22,9 @@ HELD = {
     W8A8: ("e4m3 channel x e4m3 token", "e4m3 b128x128 x e4m3 g128", "int8 channel x int8 token", "mxfp8 x mxfp8",
            "e5m2 tensor x e4m3 tensor", "int8 g64 x int8 g128"),
     W4A8: ("int4 g128 x e4m3 token", "int4 g128 x int8 token", "mxfp4 x e4m3 token", "nvfp4 x e4m3 token",
-           "uint4 g32 zp x int8 token", "int3 channel x e4m3 tensor", "e3m2 g32 x e5m2 token", "int7 g128 x int8 token"),
+           "uint4 g32 zp x int8 token", "int3 channel x e4m3 tensor", "e3m2 g32 x e5m2 token", "int7 g128 x int8 token",
+           "int4 g128 x e4m3 g128",
+           "mxfp4 x mxfp8", "int4 channel x int8 g64"),
 }  # fmt: skip
 
 

@@ -116,8 +116,8 @@ def promoted(slot, phase, begin, end, cta, full, empty, stages, pairs):
 
 def groups(slot, phase, begin, end, cta, full, empty, stages, pairs):
     return decoded.sum_groups(
-        slot, phase, begin, end, cta.buffers[0], (cta.buffers[1],) * 2, full, empty,
-        None, 0, 0, False, BM, BN, stages, 1, None, None, pairs,
+        slot, phase, begin, end, cta.buffers[0], (cta.buffers[1],) * 2, full, empty, None, 0, 1, 1, 1,
+        None, 0, 0, False, 0, 0, BM, BN, stages, 1, None, None, pairs,
     )  # fmt: skip
 
 

@@ -84,6 +84,17 @@ def loads_late(parts, x_rows, w_groups):
 
 
 @gluon.jit
+def decoded(stored, KIND: gl.constexpr):
+    """Stored scales -> fp32, exact; without a choice between values, which would come between a product and its sum."""
+    if KIND == 3:
+        # 2**(code - 127): code 0 is the fp32 subnormal 2**-127; for code 255 alone the sum reaches the sign, and makes it NaN.
+        bits = gl.maximum(stored.to(gl.int32) << 23, 0x00400000).to(gl.uint32, bitcast=True)
+        return (bits | (((bits + 0x00800000) >> 9) & 0x00400000)).to(gl.float32, bitcast=True)
+    else:
+        return decode_scale(stored, KIND)
+
+
+@gluon.jit
 def input_scale(
     x_scale_ptr, k, j: gl.constexpr, m, M, stride_xm, stride_xk, live, X_GROUPS: gl.constexpr, KIND: gl.constexpr,
     PARTS: gl.constexpr,
@@ -91,7 +102,7 @@ def input_scale(
     """(x's scales beside rows `m` of partial sum j of step k,), or () where they are constant along K."""
     if X_GROUPS > 0:
         at = m * stride_xm + (k * X_GROUPS + j * X_GROUPS // PARTS) * stride_xk
-        return (decode_scale(gl.load(x_scale_ptr + at, mask=(m < M) & live, other=0), KIND),)
+        return (decoded(gl.load(x_scale_ptr + at, mask=(m < M) & live, other=0), KIND),)
     else:
         return ()
 
@@ -107,10 +118,10 @@ def weight_scale(
     W_GROUPS scales of a row in 128 k, [K / 128, padded N * W_GROUPS] (hybrid_humming/pack/hopper_scale.py)
     """
     if W_BLOCK > 0:
-        return (decode_scale(gl.load(w_scale_ptr + k * stride_w + n0 // W_BLOCK, mask=live & (n0 < N), other=0), KIND),)
+        return (decoded(gl.load(w_scale_ptr + k * stride_w + n0 // W_BLOCK, mask=live & (n0 < N), other=0), KIND),)
     elif W_GROUPS > 0:
         at = k * stride_w + n * W_GROUPS + j * W_GROUPS // PARTS
-        return (decode_scale(gl.load(w_scale_ptr + at, mask=(n < N) & live, other=0), KIND),)
+        return (decoded(gl.load(w_scale_ptr + at, mask=(n < N) & live, other=0), KIND),)
     else:
         return ()
 

@@ -12,13 +12,13 @@ from hybrid_humming.fragment.eight import byte_recipe
 from hybrid_humming.plan import Tile
 from hybrid_humming.plan.cost import problem_bytes
 from hybrid_humming.spec import PackLayout, Problem, Spec
-from hybrid_humming.triton_kernels.hopper.a8.tiles import reject_pair, split
+from hybrid_humming.triton_kernels.hopper.a8.tiles import GROUPS, reject_pair, split, x_groups
 from hybrid_humming.triton_kernels.hopper.plan import COUNTERS, ROW, group_of, groups_in_row
 from hybrid_humming.triton_kernels.hopper.wgmma_tiles import SHARED_SLACK, registers, workspace
 
 __all__ = [
-    "check", "cost_us", "keeps_sum", "multiplies", "operand_of", "registers", "reject", "reject_spec", "shared_bytes", "tiles",
-    "workspace",
+    "check", "cost_us", "groups_of", "keeps_sum", "multiplies", "operand_of", "registers", "reject", "reject_spec", "shared_bytes",
+    "tiles", "workspace",
 ]  # fmt: skip
 
 ACTIVATIONS = ("e4m3", "e5m2", "int8")
@@ -39,17 +39,24 @@ def operand_of(spec: Spec) -> str:
 
 def keeps_sum(problem: Problem) -> bool:
     """Return whether the tensor core sums all of K: no scale varies along K, and it is exact or fast_accumulation asked for."""
-    if groups_in_row(problem.spec):
+    if groups_in_row(problem.spec) or x_groups(problem.spec):
         return False
     return problem.spec.activation == "int8" or problem.fast_accumulation
+
+
+def groups_of(problem: Problem, layout: PackLayout) -> int:
+    """Return the partial sums that 128 k make, each with scales of its own; exponents that are folded in need none."""
+    return max(1, 0 if layout.folded else groups_in_row(problem.spec), x_groups(problem.spec))
 
 
 def reject_spec(spec: Spec) -> str | None:
     """Return why this kernel can't multiply what the spec says, whatever the GPU; None where it can."""
     if spec.activation not in ACTIVATIONS:
         return f"multiplies {', '.join(ACTIVATIONS)} activations, not {spec.activation}"
-    if spec.activation_granularity == "group":
-        return f"takes one scale for a row of x, not one for {spec.activation_group_size} k"
+    if spec.activation_group_size and spec.activation_group_size not in GROUPS:
+        return f"scales of x span {spec.activation_group_size} along K; the kernel takes 32, 64 and 128"
+    if spec.activation_secondary:
+        return "takes no second scale of x"
     if spec.has_zero_point and spec.zero_point != "int":
         return f"subtracts whole zero points; {spec.zero_point} ones need 16-bit activations"
     if spec.has_zero_point and spec.granularity == "tensor":
@@ -90,7 +97,7 @@ def shared_bytes(tile: Tile, problem: Problem, layout: PackLayout) -> int:
 
 def check(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) -> str | None:
     """Return the number that breaks a tile, or None."""
-    parts = 1 if layout.folded else max(1, groups_in_row(problem.spec) // 2)
+    parts = max(1, groups_of(problem, layout) // 2)
     if tile.block_m not in (8, 16, 32, 64, 128):
         return f"block_m={tile.block_m} must be 8, 16, 32, 64 or 128"
     if tile.block_n not in (64, 128):
@@ -105,6 +112,8 @@ def check(tile: Tile, problem: Problem, layout: PackLayout, device: DeviceInfo) 
         )
     if why := reject_pair(tile):
         return why
+    if x_groups(problem.spec) and tile.block_m > 64:
+        return f"block_m={tile.block_m}: scales of x that vary along K take a register for four rows, which fit for 64"
     if tile.num_stages < 2:
         return f"num_stages={tile.num_stages} must be at least 2"
     if tile.split_k != 1:

@@ -3,7 +3,7 @@
     x        [M, K]          e4m3 | e5m2 | int8, unit stride along K, 16-byte aligned rows
     w        planes of int32 words in fragment order (hybrid_humming/pack/hopper_a8.py)
     scale    as hybrid_humming/pack/hopper_scale.py lays it out; zero_point likewise
-    x_scale  [M, 1] | [1], any strides
+    x_scale  [M, 1] | [1] | [M, K/G], any strides
     partial  [2 CTAs, BLOCK_N * BLOCK_M] fp32 | int32, count [tiles] int32 zeros: only when tiles are shared (stream-K)
     out      [M, N]          unit stride along N
 
@@ -29,10 +29,10 @@ from hybrid_humming.triton_kernels.hopper.a8.decoded import sum_decoded, sum_gro
 from hybrid_humming.triton_kernels.hopper.a8.decoder import ByteDecoder, byte_decoder
 from hybrid_humming.triton_kernels.hopper.a8.edit import digest, paired
 from hybrid_humming.triton_kernels.hopper.a8.finish import accumulator_layout, finish, store_columns
-from hybrid_humming.triton_kernels.hopper.a8.operand import folds, planes_of
+from hybrid_humming.triton_kernels.hopper.a8.operand import planes_of
 from hybrid_humming.triton_kernels.hopper.a8.pair import count_places, meet, place, produce_either
-from hybrid_humming.triton_kernels.hopper.a8.tiles import split
-from hybrid_humming.triton_kernels.hopper.a8.w4_tiles import keeps_sum, operand_of, registers
+from hybrid_humming.triton_kernels.hopper.a8.tiles import split, x_groups
+from hybrid_humming.triton_kernels.hopper.a8.w4_tiles import groups_of, keeps_sum, operand_of, registers
 from hybrid_humming.triton_kernels.hopper.epilogue import NONE, SCALAR, VECTOR
 from hybrid_humming.triton_kernels.hopper.gluon import (
     fence_async_shared,
@@ -67,9 +67,10 @@ def step_bytes(decoder, groups, zero, block_m, block_n, block_k, scale_type):
 @gluon.jit
 def consume(
     scale_ptr, secondary_ptr, x_scale_ptr, bias_ptr, out_ptr, partial_ptr, count_ptr, xb, buffers, full, empty,
-    M, N, tiles_m, tiles_n, steps, shared, share, stride_om, stride_xm, dealt, segments,
+    M, N, tiles_m, tiles_n, steps, shared, share, stride_om, stride_xm, stride_xk, dealt, segments,
     DECODER: gl.constexpr, J: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr, KEEP: gl.constexpr, SUM: gl.constexpr,
-    SCALE: gl.constexpr, SECONDARY: gl.constexpr, X_SCALE: gl.constexpr, X_KIND: gl.constexpr, BIAS: gl.constexpr,
+    GROUPS: gl.constexpr, X_GROUPS: gl.constexpr, SCALE: gl.constexpr, SECONDARY: gl.constexpr, X_SCALE: gl.constexpr,
+    X_KIND: gl.constexpr, BIAS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, STREAM_K: gl.constexpr, RASTER_M: gl.constexpr,
     DEPENDENT: gl.constexpr, PAIR: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
@@ -77,7 +78,8 @@ def consume(
     ACC: gl.constexpr = accumulator_layout(WARPS, BLOCK_M, SUM == gl.int32)
     WG: gl.constexpr = WARPS // 4
     UNIT: gl.constexpr = unit_of(DECODER)
-    FOLDED: gl.constexpr = folds(DECODER)
+    if DEPENDENT and X_GROUPS > 0:
+        gdc_wait()  # scales of x are read in the loop
     slot = 0
     phase = 0
     for i in range(segments):
@@ -85,12 +87,14 @@ def consume(
         if KEEP:
             acc, slot, phase = sum_decoded(slot, phase, begin, end, xb, buffers, full, empty,
                                            DECODER, BLOCK_M, BLOCK_N, STAGES, WG, SUM, ACC, PAIR)  # fmt: skip
-        elif J < 2 or FOLDED:
-            acc, slot, phase = sum_groups(slot, phase, begin, end, xb, buffers, full, empty,
-                                          DECODER, J, KIND, ZERO, BLOCK_M, BLOCK_N, STAGES, WG, SUM, ACC, PAIR)  # fmt: skip
+        elif GROUPS == 1:
+            acc, slot, phase = sum_groups(slot, phase, begin, end, xb, buffers, full, empty, x_scale_ptr, m * BLOCK_M, M, stride_xm,
+                                          stride_xk, DECODER, J, KIND, ZERO, X_GROUPS, X_KIND, BLOCK_M, BLOCK_N, STAGES, WG, SUM,
+                                          ACC, PAIR)  # fmt: skip
         else:
-            acc, slot, phase = sum_parts(slot, phase, begin, end, xb, buffers, full, empty,
-                                         DECODER, J, KIND, ZERO, BLOCK_M, BLOCK_N, STAGES, WG, SUM, ACC, PAIR)  # fmt: skip
+            acc, slot, phase = sum_parts(slot, phase, begin, end, xb, buffers, full, empty, x_scale_ptr, m * BLOCK_M, M, stride_xm,
+                                         stride_xk, DECODER, J, KIND, ZERO, X_GROUPS, X_KIND, GROUPS, BLOCK_M, BLOCK_N, STAGES, WG,
+                                         SUM, ACC, PAIR)  # fmt: skip
         if DEPENDENT:
             gdc_wait()
         has_sum = True
@@ -107,13 +111,14 @@ def consume(
             store_columns(out_ptr, y, m * BLOCK_M, n * BLOCK_N, M, N, stride_om, False, BLOCK_N, BLOCK_M, WARPS)
 
 
-@gluon.jit(do_not_specialize=["M", "N", "tiles_m", "tiles_n", "steps", "shared", "share", "stride_xm"])
+@gluon.jit(do_not_specialize=["M", "N", "tiles_m", "tiles_n", "steps", "shared", "share", "stride_xm", "stride_xk"])
 def w4a8_kernel(
     x_desc, w0_desc, w1_desc, w2_desc, scale_desc, zero_desc,
     scale_ptr, secondary_ptr, x_scale_ptr, bias_ptr, out_ptr, partial_ptr, count_ptr,
-    M, N, tiles_m, tiles_n, steps, shared, share, stride_om, stride_xm,
+    M, N, tiles_m, tiles_n, steps, shared, share, stride_om, stride_xm, stride_xk,
     DECODER: gl.constexpr, GROUP: gl.constexpr, J: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr, KEEP: gl.constexpr,
-    INTEGER: gl.constexpr, SCALE: gl.constexpr, SECONDARY: gl.constexpr, X_SCALE: gl.constexpr, X_KIND: gl.constexpr,
+    INTEGER: gl.constexpr, GROUPS: gl.constexpr, X_GROUPS: gl.constexpr, SCALE: gl.constexpr, SECONDARY: gl.constexpr,
+    X_SCALE: gl.constexpr, X_KIND: gl.constexpr,
     BIAS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     STREAM_K: gl.constexpr, RASTER_M: gl.constexpr, DEPENDENT: gl.constexpr, PAIR: gl.constexpr, WARPS: gl.constexpr,
     EDITOR: gl.constexpr,
@@ -161,8 +166,8 @@ def w4a8_kernel(
     gl.warp_specialize(
         [
             (consume, (scale_ptr, secondary_ptr, x_scale_ptr, bias_ptr, out_ptr, partial_ptr, count_ptr, xb, buffers, full, empty,
-                       M, N, tiles_m, tiles_n, steps, shared, share, stride_om, stride_xm, dealt, segments,
-                       DECODER, J, KIND, ZERO, KEEP, SUM, SCALE, SECONDARY, X_SCALE, X_KIND, BIAS,
+                       M, N, tiles_m, tiles_n, steps, shared, share, stride_om, stride_xm, stride_xk, dealt, segments,
+                       DECODER, J, KIND, ZERO, KEEP, SUM, GROUPS, X_GROUPS, SCALE, SECONDARY, X_SCALE, X_KIND, BIAS,
                        BLOCK_M, BLOCK_N, STAGES, STREAM_K, RASTER_M, DEPENDENT, PAIR, WARPS)),
             (produce_either, (x_desc, descriptors, xb, buffers, full, empty, tiles_m, tiles_n, steps, shared, share, dealt,
                               segments, J, SERVED, ZERO, PLANES, BLOCK_M, BLOCK_K, STAGES, RASTER_M, BYTES, DEPENDENT, PAIR)),
@@ -182,6 +187,7 @@ def launch(args: GemmArgs, plan: Plan) -> None:
     exact = problem.spec.activation == "int8" and keeps_sum(problem)
     none, x = args.out, aligned_rows(args.x)  # `none` stands for what is absent and never read
     x_scale = none if args.x_scale is None else args.x_scale
+    by_group = args.x_scale is not None and x_scale.dim() == 2 and x_scale.shape[1] > 1
     counts = counters(args.out.device, work.shared) if tile.stream_k else none
     compiling = paired() if tile.multicast == 2 and w4a8_kernel.__name__ not in args.memo else contextlib.nullcontext()
     with compiling:
@@ -197,7 +203,7 @@ def launch(args: GemmArgs, plan: Plan) -> None:
             none if args.workspace is None else args.workspace.view(torch.int32 if exact else torch.float32),
             counts,
             args.x.shape[0], layout.n, work.tiles_m, work.tiles_n, work.steps, work.shared, work.share, args.out.stride(0),
-            x_scale.stride(0),
+            x_scale.stride(0), x_scale.stride(1) if by_group else 0,
             num_warps=tile.num_warps,
             constants=constants_of(args, tile),
             options={"maxnreg": registers(tile)} | ({"launch_pdl": True} if tile.dependent_launch else {}),
@@ -222,6 +228,8 @@ def constants_of(args: GemmArgs, tile: Tile) -> dict[str, object]:
         "ZERO": spec.has_zero_point,
         "KEEP": keeps_sum(problem),
         "INTEGER": spec.activation == "int8",
+        "GROUPS": groups_of(problem, args.layout),
+        "X_GROUPS": x_groups(spec),
         "SCALE": VECTOR if args.layout.folded else NONE if group else SCALAR if spec.granularity == "tensor" else VECTOR,
         "SECONDARY": {None: NONE, "tensor": SCALAR, "channel": VECTOR}[spec.secondary],
         "X_SCALE": {"tensor": SCALAR, "token": VECTOR}.get(str(spec.activation_granularity), NONE),
