@@ -53,6 +53,13 @@ VARIABLES = (
         effect="What goes to the Python logger `hybrid_humming` and to stderr: each plan the first time it is made, each "
         "call with its shapes, or counts at exit.",
     ),
+    Variable(
+        name="HYBRID_HUMMING_TRIAL",
+        values="`0`, `1`",
+        default="`0`",
+        effect="`1`: weights may be packed and calls planned for kernels on trial: compiled and checked without a GPU, not run on "
+        "one yet, on a GPU that has other kernels which were. `explain` names them either way, and a `plan=` of one is obeyed.",
+    ),
 )
 # Variables of other projects that change what our kernels do; doctor shows those that are set.
 FOREIGN = (
@@ -92,6 +99,14 @@ def hidden_formats() -> bool:
     value = os.environ.get("HYBRID_HUMMING_HIDDEN_FORMATS", "1")
     if value not in ("0", "1"):
         raise SettingError(f"HYBRID_HUMMING_HIDDEN_FORMATS is {value!r}; it takes 0 (never use hidden types) or 1 (the default)")
+    return value == "1"
+
+
+def trial_kernels() -> bool:
+    """Whether kernels on trial may be planned."""
+    value = os.environ.get("HYBRID_HUMMING_TRIAL", "0")
+    if value not in ("0", "1"):
+        raise SettingError(f"HYBRID_HUMMING_TRIAL is {value!r}; it takes 0 (the default) or 1 (kernels on trial may be planned)")
     return value == "1"
 
 

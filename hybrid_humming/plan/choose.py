@@ -16,6 +16,10 @@ from hybrid_humming.plan.types import Candidate, KernelEntry, LayoutEntry, Plan,
 from hybrid_humming.spec import PackLayout, Problem, Spec
 from hybrid_humming.weight import Facts
 
+ON_TRIAL = (
+    "on trial: compiled and checked without a GPU, not run on one yet; HYBRID_HUMMING_TRIAL=1 lets it be planned, plan= asks for it"
+)
+
 
 def m_bucket(m: int) -> int:
     """Return the M that a plan is made for: the next power of two."""
@@ -38,11 +42,13 @@ def choose_layout(
     inside_block  the weight is a shard that starts inside a block of scales along K
     """
     spec.check_shape(n, k)
-    reasons = []
+    reasons, trial = [], env.trial_kernels()
     for entry in layouts():
         if family is not None and entry.family != family:
             continue
         reason = _not_for(entry.family, device) or _held(entry, spec, n, k, device)
+        if reason is None and not trial and family is None and _only_trial(entry.family):
+            reason = ON_TRIAL
         if experts and not entry.experts:
             reason = f"holds dense weights, this one has {experts} experts"
         elif inside_block and not entry.inside_blocks:
@@ -77,17 +83,19 @@ class Choice:
 
 def survey(problem: Problem, layout: PackLayout, device: DeviceInfo) -> Choice:
     """Return the candidates for `problem`, cheapest first, with each other kernel's reason. M is bucketed."""
-    return _survey(problem, layout, device, env.hidden_formats())
+    return _survey(problem, layout, device, env.hidden_formats(), env.trial_kernels())
 
 
 @functools.lru_cache(maxsize=4096)
-def _survey(problem: Problem, layout: PackLayout, device: DeviceInfo, hidden_formats: bool) -> Choice:
+def _survey(problem: Problem, layout: PackLayout, device: DeviceInfo, hidden_formats: bool, trial: bool) -> Choice:
     if (layout.n, layout.k, layout.experts) != (problem.n, problem.k, problem.experts):
         raise LayoutError(f"layout {layout} holds another weight than {problem} has; choose a layout for this problem")
     problem = problem.replace(m=m_bucket(problem.m))
     candidates, rejections = [], []
     for entry in kernels():
         given, reason = fitting(entry, problem, layout, device)
+        if reason is None and entry.status == "trial" and not trial:
+            reason = ON_TRIAL
         if reason is not None:
             rejections.append(Rejection(kernel=entry.name, reason=reason))
             continue
@@ -100,7 +108,7 @@ def _survey(problem: Problem, layout: PackLayout, device: DeviceInfo, hidden_for
     candidates.sort(key=lambda c: (c.cost_us, c.entry.name, str(c.tile)))
     measured = tuned(problem, device)
     if measured is not None and not problem.batch_invariant:
-        candidates = _prefer(measured, candidates, problem, layout, device)
+        candidates = _prefer(measured, candidates, problem, layout, device, trial)
     return Choice(problem=problem, layout=layout, device=device, candidates=tuple(candidates), rejections=tuple(rejections))
 
 
@@ -189,6 +197,12 @@ def _reject(entry: KernelEntry, problem: Problem, layout: PackLayout, device: De
     return _not_for(entry.family, device) or entry.reject(problem, layout, device)
 
 
+def _only_trial(family: str) -> bool:
+    """Whether every kernel that reads a layout is on trial."""
+    readers = [entry.status for entry in kernels() if entry.family == family]
+    return bool(readers) and set(readers) == {"trial"}
+
+
 def _not_for(family: str, device: DeviceInfo) -> str | None:
     if not device.families or family in ("*", *device.families):
         return None
@@ -201,10 +215,11 @@ def _prefer(
     problem: Problem,
     layout: PackLayout,
     device: DeviceInfo,
+    trial: bool,
 ) -> list[Candidate]:
     name, tile, us = measured
     entry = next((e for e in kernels() if e.name == name), None)
-    if entry is None:
+    if entry is None or (entry.status == "trial" and not trial):
         return candidates
     given, unfit = fitting(entry, problem, layout, device)
     if unfit or entry.check(tile, given, layout, device):

@@ -167,7 +167,8 @@ class KernelEntry:
     launcher   `module:function` of `launch(args: GemmArgs, plan: Plan) -> None`, imported on first use
     device     "cuda" or "cpu"
     dependent_launch   whether its tiles may start beside the kernel before them (Tile.dependent_launch)
-    status     "stable", "trial" or "compiled, not run"
+    status     "stable"; "trial": not run yet, planned with HYBRID_HUMMING_TRIAL=1 alone, since kernels that ran serve the same GPU;
+               "compiled, not run": planned, nothing else of its kind serves the GPU
     reject     (problem, layout, device) -> None, or the reason why the kernel can't run it
     tiles      (problem, layout, device) -> tiles worth considering, all legal
     check      (tile, problem, layout, device) -> None, or the number that breaks a user's tile

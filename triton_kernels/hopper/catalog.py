@@ -90,6 +90,7 @@ WGMMA = KernelEntry(
     cost_us=wgmma_tiles.cost_us,
     multiplies=_activation,
     workspace=wgmma_tiles.workspace,
+    status="trial",
     note="TMA brings W in fragment order; warpgroups decode it into wgmma's register operand; CTAs share tiles along K",
 )
 
@@ -143,7 +144,7 @@ DEQUANT_MATMUL = KernelEntry(
     note="dequantizes W into 16 bits, then torch.mm",
 )
 
-ENTRIES = (STREAM, DEQUANT_MATMUL)  # WGMMA joins them when bench.wgmma_check has passed on a GPU
+ENTRIES = (STREAM, WGMMA, DEQUANT_MATMUL)
 LAYOUT = LayoutEntry(
     family="hopper", preference=10, reject=lambda spec, n, k, device: reject_spec(spec, device), experts=False, inside_blocks=False
 )

@@ -1,5 +1,4 @@
-"""The kernels for 8-bit activations and their layout as data. Imports no Triton. Not offered to the planner before they are
-measured."""
+"""The kernels for 8-bit activations and their layout as data: on trial until they are measured. Imports no Triton."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ W8A8 = KernelEntry(
     launcher="hybrid_humming.triton_kernels.hopper.a8.w8a8:launch",
     device="cuda",
     dependent_launch=True,
-    status="compiled, not run",
+    status="trial",
     reject=lambda problem, layout, device: _reject(problem, device, whole=True),
     tiles=tiles.tiles,
     check=tiles.check,
@@ -48,7 +47,7 @@ W4A8 = KernelEntry(
     launcher="hybrid_humming.triton_kernels.hopper.a8.w4a8:launch",
     device="cuda",
     dependent_launch=True,
-    status="compiled, not run",
+    status="trial",
     reject=lambda problem, layout, device: _reject(problem, device, whole=False),
     tiles=w4_tiles.tiles,
     check=w4_tiles.check,
