@@ -15,6 +15,7 @@ import torch
 from hybrid_humming.cuda_kernels.sm100.config import REALS, ROWS, GemmConfig
 from hybrid_humming.cuda_kernels.sm100.maps import TensorMapSpec, operand_map, scale_map
 from hybrid_humming.errors import CompileError, UnsupportedProblem
+from hybrid_humming.jit import launch as jit_launch
 from hybrid_humming.jit.args import GemmArgs
 from hybrid_humming.jit.compile import Compiled
 from hybrid_humming.jit.cuda import Kernel, encode_tensor_map, load
@@ -177,6 +178,9 @@ _loaded: dict[tuple[str, int], Kernel] = {}
 
 
 def _launch(args: GemmArgs, prepared: Prepared) -> None:
+    if jit_launch.offline is not None:
+        jit_launch.offline[1].append(prepared.compiled)
+        return
     stream = torch.cuda.current_stream(args.x.device)
     kernel = _loaded.get((prepared.compiled.key, args.x.device.index))
     if kernel is None:
@@ -231,6 +235,8 @@ def _count(index: int) -> int:
 
 
 def _sm_count(x: Tensor) -> int:
+    if jit_launch.offline is not None:
+        return 1  # nothing is launched
     return _count(x.device.index)
 
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+import hybrid_humming as hh
 from hybrid_humming.cuda_kernels.patch import InstructionDescriptor, read_descriptors
 from hybrid_humming.cuda_kernels.sm100.config import KINDS, GemmConfig
 from hybrid_humming.cuda_kernels.sm100.launch import compile_gemm, compile_small
@@ -89,3 +90,10 @@ def test_the_sibling_on_hopper_multiplies_with_wgmma(block_m):
 def test_the_kernel_for_few_rows_compiles_everywhere(sm):
     built = compile_small(sm, tuple(SMALL.items()))
     assert built.spill_bytes == 0 and len(lines(built.cubin, r"HMMA\.16816\.F32\.BF16")) == 8
+
+
+@pytest.mark.parametrize(("line", "m", "entry"), [("int4 g128 x bf16", 16, "small_m"), ("mxfp8 x mxfp8", 512, "gemm")])
+def test_what_a_plan_launches_is_compiled_without_a_gpu(line, m, entry):
+    problem = hh.Problem(spec=hh.Spec.parse(line), m=m, n=4096, k=4096)
+    plan, compiled = hh.compile_gemm(problem, "b200")
+    assert plan.kernel.startswith("cuda.") and compiled[0].entry == entry and compiled[0].sm == 100 and compiled[0].cubin
